@@ -1,0 +1,1 @@
+"""The tokenizer manager of an LLM server, built on shared-memory rings."""
