@@ -1,0 +1,87 @@
+/* Frames: columns copied into one record, and a directory that is checked before it is used. */
+#include "shmring/frame.h"
+
+#include <string.h>
+
+#include "end.h"
+
+int shr_push_frame(shr_producer *p, uint8_t type, uint8_t flags, uint64_t fingerprint, uint32_t rows,
+                   uint32_t column_count, const void *const *columns, const uint64_t *lengths, int publish) {
+    if (column_count > SHR_COLUMNS_MAX) {
+        return SHR_BAD_FRAME;
+    }
+    uint64_t start = SHR_FRAME_HEADER_LENGTH + (uint64_t)column_count * SHR_COLUMN_ENTRY_LENGTH;
+    uint64_t total = start;
+    for (uint32_t i = 0; i < column_count; i++) {
+        if (columns[i] != NULL) {
+            /* each below 2^32 by this check, at most 64 of them: the sum cannot wrap */
+            if (lengths[i] > SHR_RECORD_LENGTH_MAX) {
+                return SHR_TOO_LARGE;
+            }
+            total += shr_padded(lengths[i]);
+        }
+    }
+    uint8_t *payload;
+    int answer = shr_claim(p, total, &payload);
+    if (answer != SHR_DONE) {
+        return answer;
+    }
+    struct shr_frame_header header = {SHR_FRAME_VERSION, (uint16_t)column_count, rows, fingerprint};
+    memcpy(payload, &header, sizeof header);
+    uint64_t offset = start;
+    for (uint32_t i = 0; i < column_count; i++) {
+        struct shr_column_entry entry = {0, 0};
+        if (columns[i] != NULL) {
+            entry = (struct shr_column_entry){(uint32_t)offset, (uint32_t)lengths[i]};
+            memcpy(payload + offset, columns[i], lengths[i]);
+            offset += shr_padded(lengths[i]);
+        }
+        memcpy(payload + SHR_FRAME_HEADER_LENGTH + i * SHR_COLUMN_ENTRY_LENGTH, &entry, sizeof entry);
+    }
+    shr_commit(p, total, type, flags);
+    if (publish) {
+        shr_publish(p);
+    }
+    return SHR_DONE;
+}
+
+int shr_check_frame(const uint8_t *payload, uint32_t length, uint64_t fingerprint, uint32_t column_count,
+                    uint32_t *rows, struct shr_column_entry *entries) {
+    struct shr_frame_header header;
+    if (length < SHR_FRAME_HEADER_LENGTH) {
+        return SHR_FRAME_TOO_SHORT;
+    }
+    memcpy(&header, payload, sizeof header);
+    if (header.version != SHR_FRAME_VERSION) {
+        return SHR_FRAME_BAD_VERSION;
+    }
+    if (header.fingerprint != fingerprint) {
+        return SHR_FRAME_BAD_FINGERPRINT;
+    }
+    if (header.column_count != column_count || column_count > SHR_COLUMNS_MAX) {
+        return SHR_FRAME_BAD_COLUMN_COUNT;
+    }
+    uint64_t offset = SHR_FRAME_HEADER_LENGTH + (uint64_t)column_count * SHR_COLUMN_ENTRY_LENGTH;
+    if (length < offset) {
+        return SHR_FRAME_TOO_SHORT;
+    }
+    /* copied first, checked in the copy: the segment may change under us */
+    memcpy(entries, payload + SHR_FRAME_HEADER_LENGTH, column_count * sizeof *entries);
+    for (uint32_t i = 0; i < column_count; i++) {
+        if (entries[i].offset == 0 && entries[i].length == 0) {
+            continue;
+        }
+        if (entries[i].offset != offset || entries[i].length > length - offset) {
+            return SHR_FRAME_BAD_COLUMN;
+        }
+        offset += shr_padded(entries[i].length);
+        if (offset > length) {
+            return SHR_FRAME_BAD_COLUMN;
+        }
+    }
+    if (offset != length) {
+        return SHR_FRAME_BAD_COLUMN;
+    }
+    *rows = header.rows;
+    return 0;
+}

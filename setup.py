@@ -1,0 +1,16 @@
+from setuptools import Extension, setup
+
+CORE = [f"native/src/{name}.c" for name in ("end", "producer", "consumer", "park", "segment", "frame")]
+
+setup(
+    cffi_modules=["native/native_build.py:ffibuilder", "native/detok_build.py:ffibuilder"],
+    ext_modules=[
+        Extension(
+            "shmring._fast",
+            sources=["native/python/fast.c", "native/python/producer_core.c", "native/python/consumer_core.c", "native/python/frame_layout.c", *CORE],
+            include_dirs=["native/include", "native/python"],
+            define_macros=[("_GNU_SOURCE", "1")],
+            extra_compile_args=["-std=c11", "-O2", "-fvisibility=hidden"],
+        )
+    ],
+)

@@ -1,0 +1,96 @@
+"""Lock-free single-producer single-consumer rings in POSIX shared memory.
+
+    ring = shmring.create("demo", capacity_bytes=1 << 20)     # one process makes it
+    producer = shmring.Producer.attach("demo")                # one process fills it
+    consumer = shmring.Consumer.attach("demo")                # one process empties it
+
+Each end belongs to one process and one thread at a time; the kernel holds the role and gives
+it back when the process dies, however it dies.
+"""
+
+from shmring._fast import Record
+from shmring.columns import Column, Frame, Schema, Shape
+from shmring.consumer import Consumer
+from shmring.end import PeerState
+from shmring.errors import (
+    BadCapacityError,
+    BadNameError,
+    ClaimError,
+    ColumnError,
+    CorruptFrameError,
+    CorruptRingError,
+    EndOfRing,
+    LayoutMismatchError,
+    NoSharedMemoryError,
+    NothingDrainedError,
+    PeerLostError,
+    RecordTooLargeError,
+    RingClosedError,
+    RoleTakenError,
+    SegmentAccessError,
+    SegmentExistsError,
+    SegmentNotFoundError,
+    ShmringError,
+)
+from shmring.producer import Claim, Producer
+from shmring.ring import (
+    Blob,
+    Ring,
+    SegmentInfo,
+    create,
+    list_rings,
+    publish_blob,
+    read_blob,
+    read_statistics,
+    sweep,
+    unlink,
+)
+from shmring.segment import Mapping
+from shmring.statistics import EndStatistics, RingStatistics
+from shmring.waiter import Bell, WaitPolicy, wait_any
+
+__all__ = [
+    "BadCapacityError",
+    "BadNameError",
+    "Bell",
+    "Blob",
+    "Claim",
+    "ClaimError",
+    "Column",
+    "ColumnError",
+    "Consumer",
+    "CorruptFrameError",
+    "CorruptRingError",
+    "EndOfRing",
+    "EndStatistics",
+    "Frame",
+    "LayoutMismatchError",
+    "Mapping",
+    "NoSharedMemoryError",
+    "NothingDrainedError",
+    "PeerLostError",
+    "PeerState",
+    "Producer",
+    "Record",
+    "RecordTooLargeError",
+    "Ring",
+    "RingClosedError",
+    "RingStatistics",
+    "RoleTakenError",
+    "Schema",
+    "SegmentAccessError",
+    "SegmentExistsError",
+    "SegmentInfo",
+    "SegmentNotFoundError",
+    "Shape",
+    "ShmringError",
+    "WaitPolicy",
+    "create",
+    "list_rings",
+    "publish_blob",
+    "read_blob",
+    "read_statistics",
+    "sweep",
+    "unlink",
+    "wait_any",
+]

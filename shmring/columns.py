@@ -1,0 +1,157 @@
+"""Frames: records whose payload is a set of typed columns.
+
+Written from numpy arrays in one call, read as numpy views of the ring.
+
+A schema says what the columns are, once. Its fingerprint travels in every frame, so a reader
+with another schema is told so instead of reading shifted columns.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from shmring._fast import FrameLayout
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from typing_extensions import Buffer
+
+    from shmring._fast import Record
+    from shmring.producer import Producer
+
+
+class Shape(enum.IntEnum):
+    """How many items a column has."""
+
+    FLAT = 0
+    """One a row."""
+    RAGGED = 1
+    """As many a row as its counts column says; all rows back to back."""
+    FREE = 2
+    """Any number; the reader knows."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a schema. Little-endian, whatever the machine."""
+
+    name: str
+    dtype: npt.DTypeLike
+    shape: Shape = Shape.FLAT
+    counts: str | None = None
+    """Ragged: the name of the flat uint32 column that holds one count a row, earlier in the schema."""
+    is_optional: bool = False
+    """May be absent from a frame."""
+
+
+class Schema:
+    """The columns of one kind of frame.
+
+    `record_type` is the type of its records, 0 to 255. The fingerprint covers names, dtypes,
+    shapes and order: two schemas with equal fingerprints read each other's frames.
+    """
+
+    def __init__(self, name: str, record_type: int, columns: list[Column]) -> None:
+        self.name = name
+        self.record_type = record_type
+        self.columns = tuple(columns)
+        self.names = tuple(c.name for c in columns)
+        if len(set(self.names)) != len(self.names):
+            raise ValueError(f"column names repeat: schema={name}, columns={self.names}")
+        self.dtypes = tuple(np.dtype(c.dtype).newbyteorder("<") for c in columns)
+        self.fingerprint = self._fingerprint()
+        self.layout = FrameLayout(
+            self.fingerprint, record_type, tuple(self._entry(i) for i in range(len(columns)))
+        )
+
+    def _fingerprint(self) -> int:
+        text = repr(
+            [
+                (c.name, d.descr if d.fields else d.str, int(c.shape), c.counts, c.is_optional)
+                for c, d in zip(self.columns, self.dtypes, strict=True)
+            ]
+        )
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+    def _entry(self, index: int) -> tuple[str, str, int, int, int, bool]:
+        column, dtype = self.columns[index], self.dtypes[index]
+        kind = "V" if dtype.fields else dtype.kind
+        if kind not in "iufbV":
+            raise ValueError(
+                f"dtype cannot be a column: schema={self.name}, column={column.name}, dtype={dtype}"
+            )
+        counts_index = 0
+        if column.shape == Shape.RAGGED:
+            if column.counts not in self.names[:index]:
+                raise ValueError(f"counts come before their column: schema={self.name}, column={column.name}")
+            counts_index = self.names.index(column.counts)
+        return (column.name, kind, dtype.itemsize, int(column.shape), counts_index, column.is_optional)
+
+    def push(self, producer: Producer, rows: int, *columns: Buffer | None, publish: bool = True) -> bool:
+        """Write one frame; False if there is no room now.
+
+        `columns` in the schema's order: C-contiguous arrays of exactly the schema's dtypes, None
+        for an absent optional one. One call, no copy but the one into the ring. Raises
+        ColumnError that names the column.
+        """
+        return producer.push_frame(self.layout, rows, columns, publish)
+
+    def push_wait(
+        self, producer: Producer, rows: int, *columns: Buffer | None, timeout_s: float | None = None
+    ) -> bool:
+        """As push, waiting for room up to `timeout_s` (None: for ever)."""
+        return producer.push_frame_wait(self.layout, rows, columns, timeout_s)
+
+    def read(self, record: Record | Buffer) -> Frame:
+        """View a record as a frame, after every length in it was checked.
+
+        Raises CorruptFrameError or ColumnError; nothing of a bad frame is handed out.
+        """
+        rows, places = self.layout.parse(record)
+        return Frame(self, record, rows, places)
+
+
+class Frame:
+    """The columns of one record, as read-only numpy views of the ring.
+
+    A view's memory stays mapped for as long as the view lives, but its bytes are the record's
+    only until the consumer's release(): copy what is kept longer.
+    """
+
+    __slots__ = ("_places", "_record", "rows", "schema")
+
+    def __init__(
+        self,
+        schema: Schema,
+        record: Record | Buffer,
+        rows: int,
+        places: tuple[tuple[int, int] | None, ...],
+    ) -> None:
+        self.schema = schema
+        self.rows = rows
+        self._record = record
+        self._places = places
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        """View one column; an absent optional one has no items."""
+        index = self.schema.names.index(name)
+        place = self._places[index]
+        dtype = self.schema.dtypes[index]
+        if place is None or place[1] == 0:
+            return np.empty(0, dtype)
+        # numpy takes every buffer; its stub does not say so
+        view: npt.NDArray[Any] = np.frombuffer(cast("memoryview", self._record), dtype, place[1], place[0])
+        return view
+
+    def __contains__(self, name: str) -> bool:
+        """Tell whether the column is there."""
+        return self._places[self.schema.names.index(name)] is not None
+
+    def columns(self) -> tuple[npt.NDArray[Any], ...]:
+        """All columns in the schema's order; absent ones have no items."""
+        return tuple(self[name] for name in self.schema.names)

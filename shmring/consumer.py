@@ -1,0 +1,153 @@
+"""The consuming end of a ring. It alone moves `head`.
+
+Invariant: head <= read <= tail. What was drained stays where it is until release(); a process
+that dies in between leaves it to the next consumer, which gets it again. "Empty" is an answer
+(None, an empty list), not an error. One thread at a time.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from shmring._fast import ConsumerCore
+from shmring.end import Attachment, PeerState, producer_state
+from shmring.errors import EndOfRing
+from shmring.layout import Role
+from shmring.segment import attach_mapping
+from shmring.statistics import RingStatistics, statistics_of
+from shmring.waiter import CHECK_INTERVAL_S, Deadline, WaitPolicy, WaitSet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import TracebackType
+    from typing import TypeVar
+
+    from typing_extensions import Self
+
+    from shmring._fast import Record
+    from shmring.segment import Mapping
+
+    T = TypeVar("T")
+
+
+class Consumer(ConsumerCore):
+    """The consuming end. Make one with `Consumer.attach(name)` or `ring.consumer()`."""
+
+    _attachment: Attachment
+    _policy: WaitPolicy
+
+    @classmethod
+    def attach(
+        cls,
+        name: str,
+        *,
+        timeout_s: float | None = 0,
+        policy: WaitPolicy = WaitPolicy.BALANCED,
+        takeover: bool = False,
+        poison: bool = False,
+    ) -> Self:
+        """Take the consuming end of the ring `name`, waiting up to `timeout_s` for it to be made.
+
+        `takeover`: a producer that went will be replaced by another, so its end is no error here;
+        ask `peer_state()`. `poison`: overwrite released bytes, so that a use after release shows.
+        Raises RoleTakenError if a living process is the consumer, and what `attach_mapping` raises.
+        """
+        mapping = attach_mapping(name, writable=True, timeout_s=timeout_s)
+        return cls._of(mapping, policy, takeover=takeover, poison=poison)
+
+    @classmethod
+    def _of(cls, mapping: Mapping, policy: WaitPolicy, *, takeover: bool, poison: bool) -> Self:
+        consumer = cls.__new__(cls)
+
+        def open_core(m: Mapping) -> None:
+            consumer._open(m.header_address, m.capacity, m.handle.fd, os.getpid(), takeover, poison, m.buffer)
+
+        consumer._attachment = Attachment(consumer, mapping, Role.CONSUMER, open_core)
+        consumer._policy = policy
+        return consumer
+
+    @property
+    def name(self) -> str:
+        """The ring's name."""
+        return self._attachment.name
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes of the data area."""
+        return self._attachment.mapping.capacity
+
+    def pop(self, timeout_s: float | None = None) -> bytes | None:
+        """Copy one record out and release it, waiting up to `timeout_s` (None: for ever).
+
+        None: nothing came. Raises EndOfRing if the producer finished and nothing is left,
+        PeerLostError within a second if it died.
+        """
+        record = self.try_pop()
+        return record if record is not None else self._wait_for(timeout_s, self.try_pop)
+
+    def drain_wait(self, max_records: int, timeout_s: float | None = None) -> list[Record]:
+        """As drain, waiting up to `timeout_s` for the first record. Empty: nothing came."""
+        records = self.drain(max_records)
+        if records:
+            return records
+        return self._wait_for(timeout_s, lambda: self.drain(max_records) or None) or []
+
+    def wait_until_readable(self, timeout_s: float | None = None) -> bool:
+        """Wait until something can be drained, or the end can be seen. False: `timeout_s` has passed.
+
+        A producer's death does not end this wait: ask `peer_state()`.
+        """
+        deadline = Deadline(timeout_s)
+        waitset = WaitSet([self])
+        spin_ns = self._policy.value
+        while not self.is_readable():
+            if deadline.is_over:
+                return False
+            waitset.wait_slice(min(deadline.left_s(), CHECK_INTERVAL_S), spin_ns)
+            spin_ns = 0
+        return True
+
+    def _wait_for(self, timeout_s: float | None, again: Callable[[], T | None]) -> T | None:
+        deadline = Deadline(timeout_s)
+        waitset = WaitSet([self])
+        spin_ns = self._policy.value
+        while not deadline.is_over:
+            waitset.wait_slice(min(deadline.left_s(), CHECK_INTERVAL_S), spin_ns)
+            # tried after a silent slice too: the try asks whether the peer still lives
+            found = again()
+            if found is not None:
+                return found
+            spin_ns = 0
+        return None
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yield every record as bytes until the producer finishes."""
+        while True:
+            try:
+                record = self.pop()
+            except EndOfRing:
+                return
+            assert record is not None, "pop without a timeout returns a record or raises"
+            yield record
+
+    def peer_state(self) -> PeerState:
+        """What is known of the producer. One system call."""
+        return producer_state(self.address)
+
+    def statistics(self) -> RingStatistics:
+        """The ring's counters as they stand."""
+        return statistics_of(self._attachment.mapping)
+
+    def close(self) -> None:
+        """Finish: the producer sees the end. What was not released stays in the ring. Twice is once."""
+        self._close()
+        self._attachment.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,247 @@
+"""The producing end of a ring. It alone moves `tail`.
+
+Invariant: head <= tail <= head + capacity. Positions only grow. "Full" is an answer
+(False, None), not an error: the caller decides whether to wait, refuse or abort.
+One thread at a time; another process cannot take the end while this one lives.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from shmring._fast import ProducerCore
+from shmring.end import Attachment, PeerState, consumer_state
+from shmring.errors import ClaimError, RecordTooLargeError
+from shmring.layout import Role
+from shmring.segment import attach_mapping
+from shmring.statistics import RingStatistics, statistics_of
+from shmring.waiter import CHECK_INTERVAL_S, Deadline, WaitPolicy, WaitSet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from typing_extensions import Buffer, Self
+
+    from shmring._fast import FrameLayout
+    from shmring.segment import Mapping
+
+
+class Claim:
+    """Room in the ring that nobody else sees yet.
+
+    As a context manager it commits and publishes at the end of the block, and gives
+    everything back if the block raises.
+    """
+
+    def __init__(self, producer: Producer, payload: memoryview) -> None:
+        self._producer = producer
+        #: Writable bytes in place, as many as were claimed. Not to be touched after commit or abort.
+        self.payload = payload
+        self._is_open = True
+
+    def commit(self, length: int | None = None, type: int = 0, flags: int = 0) -> None:
+        """Make a record of the first `length` bytes (default: all) and publish it."""
+        self._close_with(lambda: self._producer._commit(self._length(length), type, flags))
+        self._producer.publish()
+
+    def append(self, length: int | None = None, type: int = 0, flags: int = 0) -> None:
+        """As commit, but seen only after the producer's publish()."""
+        self._close_with(lambda: self._producer._commit(self._length(length), type, flags))
+
+    def abort(self) -> None:
+        """Give all of it back. Nobody has seen anything."""
+        self._close_with(self._producer._abort)
+
+    def _length(self, length: int | None) -> int:
+        if length is None:
+            return len(self.payload)
+        if isinstance(length, bool) or not isinstance(length, int):
+            raise TypeError(f"length is an int: length={length!r}")
+        if not 0 <= length <= len(self.payload):
+            raise RecordTooLargeError(
+                f"commit is longer than its claim: length={length}, max={len(self.payload)}",
+                length=length,
+                length_max=len(self.payload),
+            )
+        return length
+
+    def _close_with(self, act: Callable[[], object]) -> None:
+        if not self._is_open:
+            raise ClaimError("the claim was given back already")
+        act()
+        self._is_open = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._is_open:
+            return
+        if kind is None:
+            self.commit()
+        else:
+            self.abort()
+
+
+class Producer(ProducerCore):
+    """The producing end. Make one with `Producer.attach(name)` or `ring.producer()`."""
+
+    _attachment: Attachment
+    _policy: WaitPolicy
+
+    @classmethod
+    def attach(
+        cls,
+        name: str,
+        *,
+        timeout_s: float | None = 0,
+        policy: WaitPolicy = WaitPolicy.BALANCED,
+        takeover: bool = False,
+    ) -> Self:
+        """Take the producing end of the ring `name`, waiting up to `timeout_s` for it to be made.
+
+        `takeover`: a consumer that went will be replaced by another, so its end is no error here;
+        ask `peer_state()`. Raises RoleTakenError if a living process is the producer, and what
+        `attach_mapping` raises.
+        """
+        return cls._of(attach_mapping(name, writable=True, timeout_s=timeout_s), policy, takeover=takeover)
+
+    @classmethod
+    def _of(cls, mapping: Mapping, policy: WaitPolicy, *, takeover: bool) -> Self:
+        producer = cls.__new__(cls)
+
+        def open_core(m: Mapping) -> None:
+            producer._open(m.header_address, m.capacity, m.handle.fd, os.getpid(), takeover, m.buffer)
+
+        producer._attachment = Attachment(producer, mapping, Role.PRODUCER, open_core)
+        producer._policy = policy
+        return producer
+
+    @property
+    def name(self) -> str:
+        """The ring's name."""
+        return self._attachment.name
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes of the data area."""
+        return self._attachment.mapping.capacity
+
+    @property
+    def payload_length_max(self) -> int:
+        """Bytes of the largest payload that can ever fit."""
+        return min(self.capacity_bytes, 0xFFFFFFF0) - 8
+
+    def push(
+        self,
+        payload: Buffer,
+        timeout_s: float | None = None,
+        type: int = 0,
+        flags: int = 0,
+    ) -> bool:
+        """Copy one record in and publish it, waiting for room up to `timeout_s` (None: for ever).
+
+        False: still full. Raises EndOfRing if the consumer finished, PeerLostError within a
+        second if it died, RecordTooLargeError if the record can never fit.
+        """
+        if self.try_push(payload, type, flags):
+            return True
+        return self._wait_for(
+            len(memoryview(payload).cast("B")), timeout_s, lambda: self.try_push(payload, type, flags)
+        )
+
+    def push_frame_wait(
+        self,
+        layout: FrameLayout,
+        rows: int,
+        columns: tuple[Buffer | None, ...],
+        timeout_s: float | None = None,
+    ) -> bool:
+        """As push_frame, waiting for room up to `timeout_s`."""
+        if self.push_frame(layout, rows, columns):
+            return True
+        length = (
+            16 + 8 * len(columns) + sum((memoryview(c).nbytes + 7) & ~7 for c in columns if c is not None)
+        )
+        return self._wait_for(length, timeout_s, lambda: self.push_frame(layout, rows, columns))
+
+    def try_claim(self, length: int) -> Claim | None:
+        """Room for a payload of `length` bytes to be written in place. None: no room now."""
+        if isinstance(length, bool) or not isinstance(length, int):
+            raise TypeError(f"length is an int: length={length!r}")
+        if length < 0:
+            raise ValueError(f"length is not negative: length={length}")
+        if length > self.payload_length_max:
+            raise RecordTooLargeError(
+                f"record can never fit: length={length}, max={self.payload_length_max}",
+                length=length,
+                length_max=self.payload_length_max,
+            )
+        window = self._claim(length)
+        return None if window is None else Claim(self, memoryview(window))
+
+    def claim(self, length: int, timeout_s: float | None = None) -> Claim | None:
+        """As try_claim, waiting for room up to `timeout_s`. None: still full."""
+        claim = self.try_claim(length)
+        if claim is not None:
+            return claim
+        found: list[Claim] = []
+
+        def again() -> bool:
+            claim = self.try_claim(length)
+            if claim is not None:
+                found.append(claim)
+            return claim is not None
+
+        return found[0] if self._wait_for(length, timeout_s, again) else None
+
+    def wait_until_writable(self, length: int, timeout_s: float | None = None) -> bool:
+        """Wait until a payload of `length` bytes has room. False: `timeout_s` has passed."""
+
+        def has_room() -> bool:
+            if self._claim(length) is None:
+                return False
+            self._abort()
+            return True
+
+        return has_room() or self._wait_for(length, timeout_s, has_room)
+
+    def _wait_for(self, length: int, timeout_s: float | None, again: Callable[[], bool]) -> bool:
+        deadline = Deadline(timeout_s)
+        waitset = WaitSet(producers=[(self, length)])
+        spin_ns = self._policy.value
+        while not deadline.is_over:
+            waitset.wait_slice(min(deadline.left_s(), CHECK_INTERVAL_S), spin_ns)
+            # tried after a silent slice too: the try asks whether the peer still lives
+            if again():
+                return True
+            spin_ns = 0
+        return False
+
+    def peer_state(self) -> PeerState:
+        """What is known of the consumer. One system call."""
+        return consumer_state(self.address)
+
+    def statistics(self) -> RingStatistics:
+        """The ring's counters as they stand."""
+        return statistics_of(self._attachment.mapping)
+
+    def close(self) -> None:
+        """Finish: the consumer takes what is there and then sees the end. Twice is once.
+
+        What was appended and not published is given back.
+        """
+        self._close()
+        self._attachment.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,141 @@
+"""Waiting for a ring: how long to spin, when to sleep, and several rings with one system call.
+
+The sleep itself is in C and releases the GIL. It is cut into slices, so that a dead peer is
+noticed and a signal handler runs; in between, nothing is polled.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import time
+from typing import TYPE_CHECKING
+
+from shmring._native import ffi, lib
+from shmring.errors import Answer, CorruptRingError, RingClosedError
+from shmring.segment import check_timeout
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shmring._fast import ConsumerCore, ProducerCore
+
+#: Seconds between two looks at the peer's life, and the longest that Ctrl-C may have to wait.
+CHECK_INTERVAL_S = 0.25
+WAIT_MAX = int(lib.SHR_WAIT_MAX)
+
+
+class WaitPolicy(enum.Enum):
+    """How a waiting side spends its time. The value is the nanoseconds it spins before it sleeps.
+
+    A wake-up costs 5 to 50 us, so spinning for about that long wins whenever the next record
+    comes sooner, and loses no more than that when it does not.
+    """
+
+    LATENCY = 200_000
+    BALANCED = 10_000
+    THRIFTY = 0
+
+
+class Bell:
+    """Lets another thread of this process end a wait."""
+
+    def __init__(self) -> None:
+        self._bell = ffi.new("shr_bell *")
+
+    def ring(self) -> None:
+        """End the wait that is going on, or the next one. Safe from any thread."""
+        lib.shr_bell_ring(self._bell)
+
+    def answer(self) -> bool:
+        """True if it was rung since the last answer."""
+        return bool(lib.shr_bell_answer(self._bell))
+
+
+class WaitSet:
+    """Ring ends that are awaited together: consumers for something to read, producers for room."""
+
+    def __init__(
+        self,
+        consumers: Sequence[ConsumerCore] = (),
+        producers: Sequence[tuple[ProducerCore, int]] = (),
+        bell: Bell | None = None,
+    ) -> None:
+        if len(consumers) + len(producers) > WAIT_MAX:
+            rings = len(consumers) + len(producers)
+            raise ValueError(f"too many rings in one wait: rings={rings}, max={WAIT_MAX}")
+        self._keep = (tuple(consumers), tuple(p for p, _ in producers), bell)
+        self._consumers = ffi.new(
+            "shr_consumer *[]", [ffi.cast("shr_consumer *", c.address) for c in consumers]
+        )
+        self._producers = ffi.new(
+            "shr_producer *[]", [ffi.cast("shr_producer *", p.address) for p, _ in producers]
+        )
+        self._needs = ffi.new("uint64_t[]", [need for _, need in producers])
+        self._bell = ffi.NULL if bell is None else bell._bell
+        self._counts = (len(consumers), len(producers))
+
+    def wait_slice(self, timeout_s: float, spin_ns: int) -> bool:
+        """Wait once, at most `timeout_s`. False: nothing yet, or a signal came.
+
+        True also when a peer has finished: the caller's next try says so.
+        """
+        answer: int = lib.shr_wait(
+            self._consumers,
+            self._counts[0],
+            self._producers,
+            self._needs,
+            self._counts[1],
+            self._bell,
+            spin_ns,
+            int(timeout_s * 1e9),
+        )
+        if answer in (Answer.NOT_NOW, -errno.EINTR):
+            return False
+        if answer == Answer.UNUSABLE:
+            raise RingClosedError("an end in this wait is closed, or belongs to the process that forked us")
+        if answer == Answer.CORRUPT:
+            raise CorruptRingError("segment says what cannot be: found while waiting", position=-1, found=-1)
+        return True
+
+
+class Deadline:
+    """A point in time that a wait ends at, or never."""
+
+    def __init__(self, timeout_s: float | None) -> None:
+        timeout_s = check_timeout(timeout_s)
+        self._at = None if timeout_s is None else time.monotonic() + timeout_s
+
+    def left_s(self) -> float:
+        """Seconds until then, not negative; the check interval when there is no end."""
+        return CHECK_INTERVAL_S if self._at is None else max(0.0, self._at - time.monotonic())
+
+    @property
+    def is_over(self) -> bool:
+        """Tell whether it has passed."""
+        return self._at is not None and time.monotonic() >= self._at
+
+
+def wait_any(
+    consumers: Sequence[ConsumerCore],
+    timeout_s: float | None = None,
+    *,
+    producers: Sequence[tuple[ProducerCore, int]] = (),
+    bell: Bell | None = None,
+    policy: WaitPolicy = WaitPolicy.BALANCED,
+) -> bool:
+    """Wait until one of several rings has something to read, or room, with one system call.
+
+    `producers` are pairs of a producer and the payload bytes it wants room for. True: try them.
+    False: `timeout_s` has passed. A peer's death does not end this wait: ask each end's
+    `peer_state()` at an interval of your own.
+    """
+    waitset = WaitSet(consumers, producers, bell)
+    deadline = Deadline(timeout_s)
+    spin_ns = policy.value
+    while True:
+        if waitset.wait_slice(min(deadline.left_s(), CHECK_INTERVAL_S), spin_ns):
+            return True
+        if deadline.is_over:
+            return False
+        spin_ns = 0
