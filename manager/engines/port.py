@@ -1,0 +1,107 @@
+"""What the engines' loop needs of the scheduler's end of a deployment.
+
+The real one reads and writes rings; a test gives a fake. All arrays are little-endian numpy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class Arrivals(Protocol):
+    """What one drain brought: n requests as aligned columns, and aborts.
+
+    The arrays may be views of the ring: they are good until the next drain.
+    """
+
+    @property
+    def request_ids(self) -> NDArray[np.uint64]:
+        """(n,) unique for the life of the deployment."""
+        ...
+
+    @property
+    def prompt_counts(self) -> NDArray[np.uint32]:
+        """(n,) token ids of each prompt."""
+        ...
+
+    @property
+    def prompt_ids(self) -> NDArray[np.int32]:
+        """(sum of prompt_counts,) the prompts one after the other."""
+        ...
+
+    @property
+    def sampling(self) -> NDArray[np.void]:
+        """(n,) of `manager.sampling.SAMPLING_DTYPE`."""
+        ...
+
+    @property
+    def stop_token_counts(self) -> NDArray[np.uint32]:
+        """(n,) stop token ids of each request."""
+        ...
+
+    @property
+    def stop_token_ids(self) -> NDArray[np.int32]:
+        """(sum of stop_token_counts,) one request's after the other's."""
+        ...
+
+    @property
+    def extras(self) -> Sequence[bytes]:
+        """(n,) rare fields as msgpack, b"" for none."""
+        ...
+
+    @property
+    def aborts(self) -> NDArray[np.uint64]:
+        """(m,) requests to drop.
+
+        May name requests that are not known any more, and requests of this same drain, which then
+        are not to be started.
+        """
+        ...
+
+
+class Port(Protocol):
+    """The scheduler's end of a deployment."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids of the deployment's tokenizer."""
+        ...
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of prompt and output together."""
+        ...
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a text."""
+        ...
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Park until there is something to drain (True) or the time is over (False)."""
+        ...
+
+    def drain(self, max_requests: int) -> Arrivals:
+        """Take at most so many requests, and the aborts that came with them; never waits."""
+        ...
+
+    def push_batch(
+        self,
+        request_ids: NDArray[np.uint64],
+        token_counts: NDArray[np.uint32],
+        token_ids: NDArray[np.int32],
+        finish_codes: NDArray[np.uint8],
+        finish_values: NDArray[np.int64],
+    ) -> Any:  # noqa: ANN401 - a port may say how much it wrote; nobody here asks
+        """Send one step: n rows, of which row i has token_counts[i] of the token_ids. Waits while full."""
+        ...
+
+    def push_error(self, request_id: int, message: str) -> Any:  # noqa: ANN401 - as above
+        """End one request with an error."""
+        ...
