@@ -26,6 +26,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+_REAL_PARAMETERS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+)
+
+
 @dataclass(slots=True)
 class _Running:
     request_id: int
@@ -70,7 +80,8 @@ class NGramEngine:
     def admit(self, request: Admitted) -> None:
         """Start a request with the next step.
 
-        Raises `ValidationError` for constrained decoding and for a logit_bias that is no number.
+        Raises `ValidationError` for constrained decoding, and for numbers that are none: they come
+        from another process, and one NaN must not end the step for all.
         """
         refuse_constraints(request.extras, engine="ngram")
         row = request.sampling
@@ -78,6 +89,9 @@ class NGramEngine:
         if limit == 0:
             self._without_tokens.append(request.request_id)
             return
+        for name in _REAL_PARAMETERS:
+            if not math.isfinite(row[name]):
+                raise ValidationError(f"not a finite number: {name}={row[name]}", field=name)
         ending_ids = set(request.stop_token_ids.tolist())
         if not row["ignore_eos"]:
             ending_ids |= self._eos_token_ids
@@ -95,11 +109,13 @@ class NGramEngine:
             ending_ids=frozenset(ending_ids),
         )
         seed = int(row["sampling_seed"]) if row["has_seed"] else self._randomness.getrandbits(64)
+        # Long prompts are common and repetition penalties are not.
+        prompt_ids = request.prompt_ids.tolist() if params.repetition_penalty != 1.0 else ()
         self._running.append(
             _Running(
                 request.request_id,
                 self._model.context(request.prompt_ids[1 - ORDER :].tolist()),
-                Sampler(params, seed=seed, prompt_ids=request.prompt_ids.tolist()),
+                Sampler(params, seed=seed, prompt_ids=prompt_ids),
             )
         )
 

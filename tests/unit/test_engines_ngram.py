@@ -250,6 +250,22 @@ def test_a_bias_that_makes_no_sense_is_refused(small: NGramModel, bias: Any):
     assert caught.value.field == "logit_bias"
 
 
+@pytest.mark.parametrize("name", ["temperature", "top_p", "min_p", "frequency_penalty", "repetition_penalty"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_number_that_is_none_is_refused(small: NGramModel, name: str, value: float):
+    """One NaN in the column must not end the step of every other request."""
+    with pytest.raises(ValidationError, match=name):
+        answer(engine_of(small), [0], **{name: value})
+
+
+def test_a_repetition_penalty_knows_the_prompt(small: NGramModel):
+    """After 1 2 comes 3, twice as often as anything else, unless the prompt has had it."""
+    penalized = {"top_k": 1, "repetition_penalty": 2.0, "max_new_tokens": 1}
+    assert answer(engine_of(small), [1, 2], **penalized)[0] == [3]
+    assert answer(engine_of(small), [4, 1, 2], **penalized)[0] == [3]
+    assert answer(engine_of(small), [3, 1, 2], **penalized)[0] == [4]
+
+
 @pytest.mark.parametrize("name", ["json_schema", "regex", "ebnf", "structural_tag"])
 def test_constrained_decoding_is_refused(small: NGramModel, name: str):
     """Text that ignores the schema would fail in the client's parser, far from here."""
