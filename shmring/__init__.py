@@ -9,6 +9,7 @@ it back when the process dies, however it dies.
 """
 
 from shmring._fast import Record
+from shmring.aio import AsyncWaiter
 from shmring.columns import Column, Frame, Schema, Shape
 from shmring.consumer import Consumer
 from shmring.end import PeerState
@@ -50,6 +51,7 @@ from shmring.statistics import EndStatistics, RingStatistics
 from shmring.waiter import Bell, WaitPolicy, wait_any
 
 __all__ = [
+    "AsyncWaiter",
     "BadCapacityError",
     "BadNameError",
     "Bell",

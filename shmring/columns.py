@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from shmring.producer import Producer
 
 
+FRAME_HEADER_LENGTH = 16
+COLUMN_ENTRY_LENGTH = 8
+
+
 class Shape(enum.IntEnum):
     """How many items a column has."""
 
@@ -92,20 +96,21 @@ class Schema:
             counts_index = self.names.index(column.counts)
         return (column.name, kind, dtype.itemsize, int(column.shape), counts_index, column.is_optional)
 
-    def push(self, producer: Producer, rows: int, *columns: Buffer | None, publish: bool = True) -> bool:
+    def push(
+        self, producer: Producer, rows: int, *columns: Buffer | None, publish: bool = True, flags: int = 0
+    ) -> bool:
         """Write one frame; False if there is no room now.
 
         `columns` in the schema's order: C-contiguous arrays of exactly the schema's dtypes, None
-        for an absent optional one. One call, no copy but the one into the ring. Raises
-        ColumnError that names the column.
+        for an absent optional one. One call, no copy but the one into the ring. `flags` is the
+        record's, 0 to 255. Raises ColumnError that names the column.
         """
-        return producer.push_frame(self.layout, rows, columns, publish)
+        return producer.push_frame(self.layout, rows, columns, publish, flags)
 
-    def push_wait(
-        self, producer: Producer, rows: int, *columns: Buffer | None, timeout_s: float | None = None
-    ) -> bool:
-        """As push, waiting for room up to `timeout_s` (None: for ever)."""
-        return producer.push_frame_wait(self.layout, rows, columns, timeout_s)
+    def payload_length(self, *columns: Buffer | None) -> int:
+        """Bytes of the payload that a frame of these columns has: what to wait for room for."""
+        lengths = (memoryview(column).nbytes for column in columns if column is not None)
+        return FRAME_HEADER_LENGTH + COLUMN_ENTRY_LENGTH * len(columns) + sum((n + 7) & ~7 for n in lengths)
 
     def read(self, record: Record | Buffer) -> Frame:
         """View a record as a frame, after every length in it was checked.

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer, Self
 
-    from shmring._fast import FrameLayout
     from shmring.segment import Mapping
 
 
@@ -153,21 +152,6 @@ class Producer(ProducerCore):
         return self._wait_for(
             len(memoryview(payload).cast("B")), timeout_s, lambda: self.try_push(payload, type, flags)
         )
-
-    def push_frame_wait(
-        self,
-        layout: FrameLayout,
-        rows: int,
-        columns: tuple[Buffer | None, ...],
-        timeout_s: float | None = None,
-    ) -> bool:
-        """As push_frame, waiting for room up to `timeout_s`."""
-        if self.push_frame(layout, rows, columns):
-            return True
-        length = (
-            16 + 8 * len(columns) + sum((memoryview(c).nbytes + 7) & ~7 for c in columns if c is not None)
-        )
-        return self._wait_for(length, timeout_s, lambda: self.push_frame(layout, rows, columns))
 
     def try_claim(self, length: int) -> Claim | None:
         """Room for a payload of `length` bytes to be written in place. None: no room now."""

@@ -154,10 +154,10 @@ static int take_column(const FrameLayout *layout, uint32_t i, PyObject *from, Py
 }
 
 PyObject *fast_push_frame(ProducerCore *self, PyObject *const *args, Py_ssize_t nargs) {
-    if (nargs < 3 || nargs > 4 || !PyObject_TypeCheck(args[0], &FrameLayout_Type) ||
+    if (nargs < 3 || nargs > 5 || !PyObject_TypeCheck(args[0], &FrameLayout_Type) ||
         !PyTuple_Check(args[2])) {
         PyErr_SetString(PyExc_TypeError,
-                        "push_frame takes a FrameLayout, rows, a tuple of columns and publish");
+                        "push_frame takes a FrameLayout, rows, a tuple of columns, publish, flags");
         return NULL;
     }
     const FrameLayout *layout = (const FrameLayout *)args[0];
@@ -166,10 +166,14 @@ PyObject *fast_push_frame(ProducerCore *self, PyObject *const *args, Py_ssize_t 
         return NULL;
     }
     int publish = nargs < 4 ? 1 : PyObject_IsTrue(args[3]);
-    Py_ssize_t n = PyTuple_GET_SIZE(args[2]);
-    if (publish < 0) {
+    long flags = nargs < 5 ? 0 : PyLong_AsLong(args[4]);
+    if (PyErr_Occurred()) {
         return NULL;
     }
+    if (flags < 0 || flags > 255) {
+        return PyErr_Format(PyExc_ValueError, "flags is one byte: flags=%ld, max=255", flags);
+    }
+    Py_ssize_t n = PyTuple_GET_SIZE(args[2]);
     if (rows > UINT32_MAX || n != (Py_ssize_t)layout->column_count) {
         PyErr_Format(PyExc_ValueError,
                      "frame does not fit its schema: rows=%lu, columns=%zd, schema_columns=%u", rows, n,
@@ -198,7 +202,7 @@ PyObject *fast_push_frame(ProducerCore *self, PyObject *const *args, Py_ssize_t 
     if (check_lengths(layout, (uint32_t)rows, bytes, lengths) < 0) {
         goto done;
     }
-    int answer = shr_push_frame(&self->end, layout->type, 0, layout->fingerprint, (uint32_t)rows,
+    int answer = shr_push_frame(&self->end, layout->type, (uint8_t)flags, layout->fingerprint, (uint32_t)rows,
                                 layout->column_count, bytes, lengths, publish);
     if (answer >= 0) {
         result = PyBool_FromLong(answer);

@@ -176,7 +176,7 @@ static PyMethodDef producer_methods[] = {
     {"try_append", (PyCFunction)(void (*)(void))producer_try_append, METH_FASTCALL,
      "try_append(payload, type=0, flags=0, /) -> bool\n\nAs try_push, but seen only after publish()."},
     {"push_frame", (PyCFunction)(void (*)(void))fast_push_frame, METH_FASTCALL,
-     "push_frame(layout, rows, columns, publish=True, /) -> bool\n\nWrite one frame of columns. False: no "
+     "push_frame(layout, rows, columns, publish=True, flags=0, /) -> bool\n\nWrite one frame of columns. False: no "
      "room now."},
     {"publish", (PyCFunction)producer_publish, METH_NOARGS,
      "publish() -> bool\n\nMake everything appended visible at once. False: there was nothing."},
