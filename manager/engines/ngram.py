@@ -12,6 +12,7 @@ contexts, which come to 60 MB at most. Doing it for all of them at load would ta
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -100,8 +101,12 @@ class NGramModel:
         return cls(documents, vocab_size=corpus.VOCAB_SIZE, eos_token_id=corpus.EOS_TOKEN_ID)
 
     def context(self, ids: Iterable[int]) -> int:
-        """Pack a context. Of the ids only the last three matter; before the first there was an eos."""
-        packed = self.eos_token_id
+        """Pack a context. Of the ids only the last three matter.
+
+        Before the first there was an eos, and before that nothing that the text could have.
+        """
+        packed = self._wrap - 1  # three of the unknown
+        ids = chain((self.eos_token_id,), ids)
         for token_id in ids:
             packed = self.extended(packed, token_id)
         return packed

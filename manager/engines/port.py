@@ -5,7 +5,7 @@ The real one reads and writes rings; a test gives a fake. All arrays are little-
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,10 +98,13 @@ class Port(Protocol):
         token_ids: NDArray[np.int32],
         finish_codes: NDArray[np.uint8],
         finish_values: NDArray[np.int64],
-    ) -> Any:  # noqa: ANN401 - a port may say how much it wrote; nobody here asks
-        """Send one step: n rows, of which row i has token_counts[i] of the token_ids. Waits while full."""
+    ) -> object:
+        """Send one step: n rows, of which row i has token_counts[i] of the token_ids. Waits while full.
+
+        What it returns, if anything, is not looked at.
+        """
         ...
 
-    def push_error(self, request_id: int, message: str) -> Any:  # noqa: ANN401 - as above
+    def push_error(self, request_id: int, message: str) -> object:
         """End one request with an error."""
         ...

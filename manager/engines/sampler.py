@@ -16,7 +16,7 @@ The order of operations, as in SGLang and vLLM:
    the one before left over (SGLang's joint filter). The best candidate always stays.
 6. One number from the generator picks among what is left.
 
-Greedy is top_k 1 (a temperature of 0 is taken as that); ties go to the smaller id.
+Greedy is top_k 1 (a temperature of 0 is taken as that). Of equal candidates the model's first wins.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ABSENT_LOG_PROBABILITY = -16.0
 class Candidates:
     """Next ids and their weights, the heaviest first. A probability is a share of the `total`.
 
-    Never changed once made. A model keeps some 10,000 of them, hence tuples of ints and arrays:
+    Never changed once made. A model keeps tens of thousands of them, hence tuples of ints and arrays:
     the garbage collector need not walk them, which cost a quarter of the speed with lists.
     """
 
@@ -104,7 +104,7 @@ class Sampler:
         self._repeats = params.repetition_penalty != 1.0
         self._counts_output = bool(params.frequency_penalty or params.presence_penalty or self._repeats)
         self._output: Counter[int] = Counter()
-        self._prompt = frozenset(prompt_ids) if self._repeats else frozenset[int]()
+        self._seen = set(prompt_ids) if self._repeats else set[int]()  # prompt and output
         self._greedy = params.top_k == 1 or params.temperature <= 0
         # Nothing but the cuts can change the order or the set of candidates.
         self._keeps_order = not (self._counts_output or params.logit_bias)
@@ -133,6 +133,7 @@ class Sampler:
         self._new_count += 1
         if self._counts_output:
             self._output[token_id] += 1
+            self._seen.add(token_id)
         if token_id in params.ending_ids:
             return token_id, FinishCode.STOP_TOKEN, token_id
         if self._new_count == params.max_new_tokens:
@@ -146,6 +147,7 @@ class Sampler:
         logs = {
             token_id: math.log(weight / total)
             for token_id, weight in zip(candidates.ids, candidates.weights, strict=True)
+            if weight > 0
         }
         if self._counts_output:
             self._penalize(logs)
@@ -168,11 +170,12 @@ class Sampler:
 
     def _penalize(self, logs: dict[int, float]) -> None:
         params = self._params
-        if self._repeats:
-            for token_id in logs.keys() & (self._prompt | self._output.keys()):
+        # Over the candidates, which are few, and not over a prompt, which may be long.
+        for token_id in logs:
+            if self._repeats and token_id in self._seen:
                 logs[token_id] *= params.repetition_penalty
-        for token_id in logs.keys() & self._output.keys():
-            logs[token_id] -= params.frequency_penalty * self._output[token_id] + params.presence_penalty
+            if token_id in self._output:
+                logs[token_id] -= params.frequency_penalty * self._output[token_id] + params.presence_penalty
 
     def _pick(self, candidates: Candidates) -> int:
         """Cut, then draw."""

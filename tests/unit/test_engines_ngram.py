@@ -114,6 +114,12 @@ def test_an_empty_prompt_begins_a_document(small: NGramModel):
     assert scores(small, []) == scores(small, [EOS])
 
 
+def test_what_comes_before_an_empty_prompt_is_in_no_text():
+    """Were it the id 0, a text with 0 0 before an eos would speak for all beginnings."""
+    model = NGramModel([[0, 0], [7], [8], [8]], vocab_size=10, eos_token_id=EOS)
+    assert model.candidates(model.context([])).ids[0] == 8
+
+
 def test_a_document_can_end(small: NGramModel):
     assert scores(small, [1, 2, 6])[EOS] == 1.0
 
