@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from manager.engines.port import Port
 
 ENGINE_NAMES = ("echo", "ngram")
+# Does the output go on where the prompt ended? An echo's starts a text of its own: decoded as going
+# on, its first word would keep the space that some tokenizers put before a word. Asked when the
+# port is attached, so before there is an engine.
+CONTINUES_PROMPT = {"echo": False, "ngram": True}
 
 
 def make_engine(name: str, port: Port, *, randomness: random.Random, chunk: int = 1) -> Engine:

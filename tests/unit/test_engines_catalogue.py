@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from manager.engines.catalogue import ENGINE_NAMES, make_engine
+from manager.engines.catalogue import CONTINUES_PROMPT, ENGINE_NAMES, make_engine
 from manager.errors import ConfigError
 
 PORT = SimpleNamespace(vocab_size=4096, context_length=100, eos_token_ids=(0,))
@@ -18,6 +18,12 @@ PORT = SimpleNamespace(vocab_size=4096, context_length=100, eos_token_ids=(0,))
 @pytest.mark.parametrize("name", ENGINE_NAMES)
 def test_every_name_makes_an_engine_with_nothing_running(name: str):
     assert make_engine(name, PORT, randomness=random.Random(1)).running_count == 0
+
+
+def test_every_name_says_whether_its_output_goes_on_where_the_prompt_ended():
+    """An echo whose answer begins with a space that the prompt had not is no echo."""
+    assert CONTINUES_PROMPT.keys() == set(ENGINE_NAMES)
+    assert not CONTINUES_PROMPT["echo"]
 
 
 def test_an_unknown_name_is_told_the_known_ones():
