@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 if sys.version_info >= (3, 11):
@@ -36,9 +36,14 @@ from manager.errors import ValidationError
 PATTERN_LENGTH_MAX: Final = 256  # bytes of UTF-8; SGLang's server
 GROUP_DEPTH_MAX: Final = 64  # Python's parser recurses, and gives up at about 400
 REPEAT_COST_MAX: Final = 511  # product of nested counts; beyond it patterns take visible time to compile
+REPEAT_DEPTH_MAX: Final = 4  # reading optional groups within each other costs the square of their depth
 DEGREE_MAX: Final = 1
 # As many alternatives as fit into a pattern of the maximal length side by side.
 WAYS_MAX: Final = 128
+
+# Comparisons of character sets, about a microsecond each; ordinary patterns take under a hundred.
+PROOFS_MAX: Final = 500
+FIRST_COUNT_MAX: Final = 32  # character sets kept apart as the beginning of one part
 
 # The longest match of a pattern without an end; SGLang's number for "all of the output".
 UNBOUNDED: Final = 1 << 30
@@ -96,16 +101,18 @@ def _examine(pattern: str) -> int:
     _check_dialect(pattern)
     try:
         parsed = sre_parse.parse(pattern)
+        if parsed.state.flags & re.ASCII:
+            raise _RefusedError("flag a is not taken")
         size = _Sizes().of(parsed)
         if size.least == 0:
             raise _RefusedError("it matches the empty string, so it would end every output at once")
-        rest = _prepend(parsed, _END, bool(parsed.state.flags & re.IGNORECASE))
+        rest = _Ambiguity().prepend(parsed, _END, bool(parsed.state.flags & re.IGNORECASE))
         if rest.degree > DEGREE_MAX:
             raise _RefusedError(f"it can match in too many ways: degree={rest.degree}, max={DEGREE_MAX}")
         if rest.ways > WAYS_MAX:
             raise _RefusedError(f"it has too many alternatives: ways={rest.ways}, max={WAYS_MAX}")
         re.compile(pattern)
-    except (re.error, OverflowError, RecursionError, ValueError) as error:
+    except (re.error, OverflowError, RecursionError, ValueError, Warning) as error:
         raise _RefusedError(f"Python cannot compile it: {error}") from None
     return size.bound
 
@@ -150,6 +157,7 @@ def _after_leading_flags(pattern: str) -> int:
     while (group := _GROUP.match(pattern, index)) and group["end"] == ")" and group["on"]:
         if group["off"] or not set(group["on"]) <= _FLAGS:
             raise _RefusedError(f"it sets flags that are not taken here: {group[0]}")
+        _check_verbose(pattern, group["on"])
         index = group.end()
     return index
 
@@ -164,7 +172,14 @@ def _after_group_start(pattern: str, index: int) -> tuple[int, bool]:
         raise _RefusedError("flags for all of it can stand only at the start")
     if group["end"] == ":" and not set(group["on"] + (group["off"] or "-")[1:]) <= _FLAGS:
         raise _RefusedError(f"it sets flags that are not taken here: {group[0]}")
+    _check_verbose(pattern, group["on"] or "")
     return group.end(), not group[0].startswith("(?P=")
+
+
+def _check_verbose(pattern: str, flags: str) -> None:
+    """Refuse comments, in which brackets mean nothing: the reading here would lose its place."""
+    if "x" in flags and "#" in pattern:
+        raise _RefusedError("a # cannot stand where flag x makes it a comment")
 
 
 def _after_escape(pattern: str, index: int) -> int:
@@ -228,27 +243,36 @@ class _Size:
 _EMPTY: Final = _Size(0, 0, 0)
 
 
+@dataclass(frozen=True)
+class _Repeats:
+    """The repetitions around a part of the pattern."""
+
+    cost: int = 1
+    """Product of their counts."""
+    depth: int = 0
+    endless: bool = False
+    """One of them has no end."""
+    several: bool = False
+    """One of them can take its body more than once."""
+
+
 class _Sizes:
-    """Measures a parsed pattern, and refuses what no bound can be given for."""
+    """Measures a parsed pattern, and refuses what is too large or has no measure."""
 
     def __init__(self) -> None:
         self._groups: dict[int, _Size] = {}
 
-    def of(self, items: Any, cost: int = 1, *, in_endless: bool = False, repeated: bool = False) -> _Size:  # noqa: ANN401
-        """The size of a sequence.
-
-        `cost` is the product of the counts around it; `in_endless`: within a repetition without
-        an end; `repeated`: within any that can come twice.
-        """
+    def of(self, items: Any, around: _Repeats = _Repeats()) -> _Size:  # noqa: ANN401
+        """The size of a sequence."""
         least = most = bound = 0
         for op, argument in items:
-            size = self._of_item(op, argument, cost, in_endless=in_endless, repeated=repeated)
+            size = self._of_item(op, argument, around)
             least += size.least
             most += size.most
             bound += size.bound
         return _Size(least, min(most, UNBOUNDED), min(bound, UNBOUNDED))
 
-    def _of_item(self, op: Any, argument: Any, cost: int, *, in_endless: bool, repeated: bool) -> _Size:  # noqa: ANN401
+    def _of_item(self, op: Any, argument: Any, around: _Repeats) -> _Size:  # noqa: ANN401
         if op is sre_constants.LITERAL:
             return _Size(1, 1, len(chr(argument).encode()))
         if op is sre_constants.IN:
@@ -258,22 +282,25 @@ class _Sizes:
         if op is sre_constants.AT:
             return _EMPTY
         if op is sre_constants.SUBPATTERN:
-            group, _, _, items = argument
-            size = self.of(items, cost, in_endless=in_endless, repeated=repeated)
+            group, add_flags, _, items = argument
+            # Sets of characters are compared below as they are without this flag.
+            if add_flags & re.ASCII:
+                raise _RefusedError("flag a is not taken")
+            size = self.of(items, around)
             if group is not None:
                 self._groups[group] = size
             return size
         if op is sre_constants.BRANCH:
-            if repeated:
+            if around.several:
                 raise _RefusedError("it repeats an alternation")
-            sizes = [self.of(items, cost) for items in argument[1]]
+            sizes = [self.of(items, around) for items in argument[1]]
             return _Size(
                 min(size.least for size in sizes),
                 max(size.most for size in sizes),
                 max(size.bound for size in sizes),
             )
         if op in {sre_constants.MAX_REPEAT, sre_constants.MIN_REPEAT}:
-            return self._of_repeat(argument, cost, in_endless=in_endless)
+            return self._of_repeat(argument, around)
         if op is sre_constants.GROUPREF:
             # Of a fixed length it adds no way to match, so only the bound is lost.
             size = self._groups[argument]
@@ -282,17 +309,24 @@ class _Sizes:
             return _Size(size.least, size.most, UNBOUNDED)
         raise _RefusedError(f"it uses what is not taken here: {str(op).lower()}")
 
-    def _of_repeat(self, argument: Any, cost: int, *, in_endless: bool) -> _Size:  # noqa: ANN401
+    def _of_repeat(self, argument: Any, around: _Repeats) -> _Size:  # noqa: ANN401
         low, high, items = argument
         endless = high is sre_constants.MAXREPEAT
-        if endless and in_endless:
+        if endless and around.endless:
             raise _RefusedError("it repeats a repetition without end")
         low = int(low)
         high = low if endless else int(high)
-        cost *= max(high, 1)
-        if cost > REPEAT_COST_MAX:
-            raise _RefusedError(f"its counts are too large: product={cost}, max={REPEAT_COST_MAX}")
-        size = self.of(items, cost, in_endless=in_endless or endless, repeated=endless or high > 1)
+        inside = _Repeats(
+            cost=around.cost * max(high, 1),
+            depth=around.depth + 1,
+            endless=endless or around.endless,
+            several=endless or high > 1 or around.several,
+        )
+        if inside.cost > REPEAT_COST_MAX:
+            raise _RefusedError(f"its counts are too large: product={inside.cost}, max={REPEAT_COST_MAX}")
+        if inside.depth > REPEAT_DEPTH_MAX:
+            raise _RefusedError(f"repetitions are nested too deeply: max={REPEAT_DEPTH_MAX}")
+        size = self.of(items, inside)
         if endless and (size.least != size.most or size.least == 0):
             raise _RefusedError("it repeats without end what has no fixed length")
         if endless:
@@ -307,7 +341,7 @@ def _class_bound(items: Any) -> int:  # noqa: ANN401 -- a node of Python's parse
         if op is sre_constants.LITERAL:
             bound = max(bound, len(chr(argument).encode()))
         elif op is sre_constants.RANGE:
-            bound = max(bound, len(chr(argument[1]).encode("utf-8", "surrogatepass")))
+            bound = max(bound, len(chr(argument[1]).encode()))
     return bound
 
 
@@ -441,86 +475,111 @@ class _Rest:
     degree: int
     ways: int
 
-    def is_apart_from(self, first: tuple[_Characters, ...]) -> bool:
-        """Whether it fails at once on a text that begins with one of `first`."""
-        return not self.nullable and all(
-            mine.is_apart_from(theirs) for mine in self.first for theirs in first
-        )
-
 
 _END: Final = _Rest(first=(), nullable=True, certain=True, degree=0, ways=1)
 # Stands after the body of a repetition: anything may follow, and it may fail.
 _UNKNOWN: Final = _Rest(first=(_EVERYTHING,), nullable=True, certain=False, degree=0, ways=1)
 
 
-def _prepend(items: Any, rest: _Rest, ignore_case: bool) -> _Rest:  # noqa: ANN401 -- a node of Python's parser
-    """`rest` with a sequence in front of it."""
-    for op, argument in reversed(list(items)):
-        if op is sre_constants.AT:
-            rest = _Rest(rest.first, rest.nullable, certain=False, degree=rest.degree, ways=rest.ways)
-        elif op is sre_constants.SUBPATTERN:
-            _, add_flags, del_flags, body = argument
-            inner = (ignore_case or bool(add_flags & re.IGNORECASE)) and not del_flags & re.IGNORECASE
-            rest = _prepend(body, rest, inner)
-        elif op is sre_constants.BRANCH:
-            rest = _either([_prepend(body, rest, ignore_case) for body in argument[1]])
-        elif op in {sre_constants.MAX_REPEAT, sre_constants.MIN_REPEAT}:
-            rest = _prepend_repeat(argument, rest, ignore_case)
-        else:
-            nullable = op is sre_constants.GROUPREF and rest.nullable
-            rest = _Rest(
-                (_characters(op, argument, ignore_case),),
-                nullable,
-                certain=False,
-                degree=rest.degree,
-                ways=rest.ways,
+class _Ambiguity:
+    """Reads a parsed pattern from its end, and keeps account of the ways to match it.
+
+    Its own work is bounded: when PROOFS_MAX is used up, nothing is proved any more, and the
+    pattern looks more ambiguous than it is.
+    """
+
+    def __init__(self) -> None:
+        self._proofs_left = PROOFS_MAX
+        # Without it, optional groups within each other would double the work at every level.
+        self._bodies: dict[tuple[int, bool], _Rest] = {}
+
+    def prepend(self, items: Any, rest: _Rest, ignore_case: bool) -> _Rest:  # noqa: ANN401
+        """`rest` with a sequence in front of it."""
+        for op, argument in reversed(list(items)):
+            if op is sre_constants.AT:
+                rest = replace(rest, certain=False)
+            elif op is sre_constants.SUBPATTERN:
+                _, add_flags, del_flags, body = argument
+                inner = (ignore_case or bool(add_flags & re.IGNORECASE)) and not del_flags & re.IGNORECASE
+                rest = self.prepend(body, rest, inner)
+            elif op is sre_constants.BRANCH:
+                rest = self._either([self.prepend(body, rest, ignore_case) for body in argument[1]])
+            elif op in {sre_constants.MAX_REPEAT, sre_constants.MIN_REPEAT}:
+                rest = self._repeat(argument, rest, ignore_case)
+            else:
+                rest = _Rest(
+                    first=(_characters(op, argument, ignore_case),),
+                    # A group of no length can be referred back to.
+                    nullable=op is sre_constants.GROUPREF and rest.nullable,
+                    certain=False,
+                    degree=rest.degree,
+                    ways=rest.ways,
+                )
+        return rest
+
+    def _either(self, branches: list[_Rest]) -> _Rest:
+        """One of several. Only those that can begin alike are gone into one after the other."""
+        ways = max(
+            sum(
+                other.ways
+                for other in branches
+                if other is branch or branch.nullable or not self._fails_at_once(other, branch.first)
             )
-    return rest
-
-
-def _either(branches: list[_Rest]) -> _Rest:
-    """One of several. Only branches that can begin alike are tried one after the other at length."""
-    ways = max(
-        sum(
-            other.ways
-            for other in branches
-            if other is branch or not other.is_apart_from(branch.first) or branch.nullable
+            for branch in branches
         )
-        for branch in branches
-    )
-    return _Rest(
-        first=tuple(dict.fromkeys(first for branch in branches for first in branch.first)),
-        nullable=any(branch.nullable for branch in branches),
-        certain=any(branch.certain for branch in branches),
-        degree=max(branch.degree for branch in branches),
-        ways=ways,
-    )
+        return _Rest(
+            first=_union(*(branch.first for branch in branches)),
+            nullable=any(branch.nullable for branch in branches),
+            certain=any(branch.certain for branch in branches),
+            degree=max(branch.degree for branch in branches),
+            ways=ways,
+        )
+
+    def _repeat(self, argument: Any, rest: _Rest, ignore_case: bool) -> _Rest:  # noqa: ANN401
+        low, high, items = argument
+        endless = high is sre_constants.MAXREPEAT
+        body = self._body(items, ignore_case)
+        # Wherever the body would go on, what follows fails, so there is one place to stop.
+        parted = not body.nullable and self._fails_at_once(rest, body.first)
+        settled = parted or rest.certain
+        skippable = low == 0 or body.nullable
+        ways = rest.ways
+        if not endless and low == high:
+            degree = int(high) * body.degree + rest.degree
+        elif not endless and high == 1:
+            # The body or nothing: an alternation of two, and a repetition if they overlap.
+            taken = self.prepend(items, rest, ignore_case)
+            ways = max(taken.ways, rest.ways) if parted else taken.ways + rest.ways
+            degree = max(taken.degree, rest.degree) if settled else 1 + body.degree + rest.degree
+        elif settled and body.degree == 0:
+            degree = max(1, rest.degree)
+        else:
+            degree = 1 + (1 if endless else int(high)) * body.degree + rest.degree
+        return _Rest(
+            first=_union(body.first, rest.first) if skippable else body.first,
+            nullable=skippable and rest.nullable,
+            certain=low == 0 and rest.certain,
+            degree=degree,
+            ways=ways,
+        )
+
+    def _body(self, items: Any, ignore_case: bool) -> _Rest:  # noqa: ANN401
+        """What is repeated, on its own."""
+        # The parsed pattern lives as long as this object, so the id stays the node's own.
+        key = id(items), ignore_case
+        if key not in self._bodies:
+            self._bodies[key] = self.prepend(items, _UNKNOWN, ignore_case)
+        return self._bodies[key]
+
+    def _fails_at_once(self, rest: _Rest, first: tuple[_Characters, ...]) -> bool:
+        """True only if `rest` cannot match a text that begins with one of `first`."""
+        self._proofs_left -= len(rest.first) * len(first)
+        if rest.nullable or self._proofs_left < 0:
+            return False
+        return all(mine.is_apart_from(theirs) for mine in rest.first for theirs in first)
 
 
-def _prepend_repeat(argument: Any, rest: _Rest, ignore_case: bool) -> _Rest:  # noqa: ANN401
-    low, high, items = argument
-    endless = high is sre_constants.MAXREPEAT
-    body = _prepend(items, _UNKNOWN, ignore_case)
-    body_nullable = _Sizes().of(items).least == 0 if not _refers_back(items) else True
-    # It is never tried twice if what follows cannot fail, or fails wherever the body would go on.
-    settled = rest.certain or (not body_nullable and rest.is_apart_from(body.first))
-    if not endless and low == high:
-        degree = int(high) * body.degree + rest.degree
-    elif not endless and high == 1 and settled:
-        degree = max(_prepend(items, rest, ignore_case).degree, rest.degree)
-    elif settled and body.degree == 0:
-        degree = max(1, rest.degree)
-    else:
-        degree = 1 + (1 if endless else int(high)) * body.degree + rest.degree
-    skippable = low == 0 or body_nullable
-    return _Rest(
-        first=tuple(dict.fromkeys(body.first + rest.first)) if skippable else body.first,
-        nullable=skippable and rest.nullable,
-        certain=low == 0 and rest.certain,
-        degree=degree,
-        ways=rest.ways,
-    )
-
-
-def _refers_back(items: Any) -> bool:  # noqa: ANN401 -- a node of Python's parser
-    return "GROUPREF" in repr(items)
+def _union(*firsts: tuple[_Characters, ...]) -> tuple[_Characters, ...]:
+    """All of them, or everything if they are too many to compare with."""
+    union = tuple(dict.fromkeys(characters for first in firsts for characters in first))
+    return union if len(union) <= FIRST_COUNT_MAX else (_EVERYTHING,)
