@@ -33,6 +33,7 @@ from shmring.errors import (
     SegmentNotFoundError,
     ShmringError,
 )
+from shmring.layout import Role
 from shmring.producer import Claim, Producer
 from shmring.ring import (
     Blob,
@@ -78,6 +79,7 @@ __all__ = [
     "Ring",
     "RingClosedError",
     "RingStatistics",
+    "Role",
     "RoleTakenError",
     "Schema",
     "SegmentAccessError",

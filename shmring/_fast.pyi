@@ -44,7 +44,7 @@ class ProducerCore:
         self,
         layout: FrameLayout,
         rows: int,
-        columns: tuple[Buffer | None, ...],
+        columns: tuple[object, ...],
         publish: bool = True,
         flags: int = 0,
         /,

@@ -18,12 +18,17 @@ import numpy as np
 from shmring._fast import FrameLayout
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     import numpy.typing as npt
     from typing_extensions import Buffer
 
     from shmring._fast import Record
     from shmring.producer import Producer
 
+
+#: What a column is written from: an array, or any other buffer of the right format; None: absent.
+ColumnData: TypeAlias = "npt.NDArray[Any] | Buffer | None"
 
 FRAME_HEADER_LENGTH = 16
 COLUMN_ENTRY_LENGTH = 8
@@ -97,7 +102,7 @@ class Schema:
         return (column.name, kind, dtype.itemsize, int(column.shape), counts_index, column.is_optional)
 
     def push(
-        self, producer: Producer, rows: int, *columns: Buffer | None, publish: bool = True, flags: int = 0
+        self, producer: Producer, rows: int, *columns: ColumnData, publish: bool = True, flags: int = 0
     ) -> bool:
         """Write one frame; False if there is no room now.
 
@@ -107,9 +112,9 @@ class Schema:
         """
         return producer.push_frame(self.layout, rows, columns, publish, flags)
 
-    def payload_length(self, *columns: Buffer | None) -> int:
+    def payload_length(self, *columns: ColumnData) -> int:
         """Bytes of the payload that a frame of these columns has: what to wait for room for."""
-        lengths = (memoryview(column).nbytes for column in columns if column is not None)
+        lengths = (memoryview(cast("Buffer", column)).nbytes for column in columns if column is not None)
         return FRAME_HEADER_LENGTH + COLUMN_ENTRY_LENGTH * len(columns) + sum((n + 7) & ~7 for n in lengths)
 
     def read(self, record: Record | Buffer) -> Frame:

@@ -1,0 +1,144 @@
+"""Every setting of a deployment, checked before anything is started.
+
+One frozen object, declared once: a bound stands beside its default, and an error names the
+setting and the bound.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+from manager.errors import ConfigError
+
+#: Bytes of shmring's own bound, less the longest suffix of a ring's name (".register.63").
+DEPLOYMENT_NAME_LENGTH_MAX: Final = 187
+WORKERS_MAX: Final = 64
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")
+_CAPACITY_MIN: Final = 1 << 12
+_CAPACITY_MAX: Final = 1 << 34
+
+#: name -> (smallest, largest) of the numbers below
+BOUNDS: Final[dict[str, tuple[float, float]]] = {
+    "workers": (1, WORKERS_MAX),
+    "context_length": (2, 1 << 24),
+    "vocab_size": (1, 1 << 31),
+    "reserved_tokens": (0, 1 << 20),
+    "requests_max": (1, 1 << 20),
+    "tokenizer_threads": (1, 64),
+    "ingress_capacity_bytes": (_CAPACITY_MIN, _CAPACITY_MAX),
+    "egress_capacity_bytes": (_CAPACITY_MIN, _CAPACITY_MAX),
+    "register_capacity_bytes": (_CAPACITY_MIN, _CAPACITY_MAX),
+    "reply_capacity_bytes": (_CAPACITY_MIN, _CAPACITY_MAX),
+    "check_interval_s": (0.01, 2.0),
+    "stop_timeout_s": (0.1, 600.0),
+    "restarts_max": (0, 1000),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a deployment is started with. Sizes in bytes, times in seconds, lengths in tokens."""
+
+    name: str
+    """The name that schedulers and workers attach by."""
+    tokenizer: Path | None = None
+    """A `tokenizer.json`, or a folder with one. None: the small one that ships with the package."""
+    has_tokenizer: bool = True
+    """False: token ids in and token ids out, no text; `vocab_size` must then be given."""
+    vocab_size: int | None = None
+    """None: as many ids as the tokenizer has."""
+    eos_token_ids: tuple[int, ...] | None = None
+    """Ids that end a text. None: what the tokenizer's own files say."""
+    workers: int = 1
+    """Detok workers; each is a process, and each request belongs to one of them."""
+    context_length: int = 8192
+    """Prompt and output together."""
+    reserved_tokens: int = 0
+    allow_auto_truncate: bool = False
+    requests_max: int = 16384
+    """Requests in flight; one more is refused (503)."""
+    tokenizer_threads: int = 2
+    ingress_capacity_bytes: int = 1 << 23
+    """Room for about this many bytes of waiting prompts, 4 bytes a token and 400 a request."""
+    egress_capacity_bytes: int = 1 << 22
+    register_capacity_bytes: int = 1 << 20
+    reply_capacity_bytes: int = 1 << 22
+    check_interval_s: float = 0.25
+    """How often each part's life is looked at."""
+    stop_timeout_s: float = 5.0
+    """How long parts may take to end by themselves before they are ended."""
+    restarts_max: int = 5
+    """How often a part that we started and that died is started again, in one minute."""
+
+    def __post_init__(self) -> None:
+        for setting, (low, high) in BOUNDS.items():
+            value = getattr(self, setting)
+            if value is None and setting == "vocab_size":
+                continue
+            _check_number(setting, value, low, high, is_float=isinstance(low, float))
+        for setting in ("ingress_capacity_bytes", "egress_capacity_bytes", "register_capacity_bytes"):
+            _check_power_of_two(setting, getattr(self, setting))
+        _check_power_of_two("reply_capacity_bytes", self.reply_capacity_bytes)
+        check_deployment_name(self.name)
+        if not self.has_tokenizer and self.vocab_size is None:
+            raise ConfigError("vocab_size is needed where there is no tokenizer", setting="vocab_size")
+        needed = 4 * self.context_length + 4096
+        if self.ingress_capacity_bytes < needed:
+            raise ConfigError(
+                "ingress ring cannot hold one prompt of the full context: "
+                f"ingress_capacity_bytes={self.ingress_capacity_bytes}, min={needed}",
+                setting="ingress_capacity_bytes",
+            )
+
+    @property
+    def capacity_bytes(self) -> int:
+        """All rings together, without their headers."""
+        per_worker = self.egress_capacity_bytes + self.register_capacity_bytes + self.reply_capacity_bytes
+        return self.ingress_capacity_bytes + self.workers * per_worker
+
+    @classmethod
+    def from_mapping(cls, mapping: dict[str, Any]) -> Settings:
+        """Build from plain data, as from a file. Raises ConfigError for a name that is no setting."""
+        known = {field.name for field in fields(cls)}
+        for setting in mapping:
+            if setting not in known:
+                raise ConfigError(f"unknown setting: setting={setting}", setting=str(setting))
+        if "name" not in mapping:
+            raise ConfigError("name is needed", setting="name")
+        values = dict(mapping)
+        if values.get("tokenizer") is not None:
+            values["tokenizer"] = Path(values["tokenizer"])
+        if values.get("eos_token_ids") is not None:
+            values["eos_token_ids"] = tuple(values["eos_token_ids"])
+        return cls(**values)
+
+
+def check_deployment_name(name: str) -> str:
+    """Return `name`, or raise ConfigError that says what is wrong with it."""
+    if not isinstance(name, str) or not _NAME.match(name):
+        raise ConfigError(
+            f"name may hold letters, digits, '_', '-', '.' and starts with none of '-.': name={name!r}",
+            setting="name",
+        )
+    if len(name) > DEPLOYMENT_NAME_LENGTH_MAX:
+        raise ConfigError(
+            f"name is too long: length={len(name)}, max={DEPLOYMENT_NAME_LENGTH_MAX}", setting="name"
+        )
+    return name
+
+
+def _check_number(setting: str, value: object, low: float, high: float, *, is_float: bool) -> None:
+    kinds = (int, float) if is_float else int
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        raise ConfigError(f"{setting} must be a number: value={value!r}", setting=setting)
+    if math.isnan(value) or not low <= value <= high:
+        raise ConfigError(f"{setting} is out of range: value={value}, min={low}, max={high}", setting=setting)
+
+
+def _check_power_of_two(setting: str, value: int) -> None:
+    if value & (value - 1):
+        raise ConfigError(f"{setting} must be a power of two: value={value}", setting=setting)

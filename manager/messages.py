@@ -1,0 +1,205 @@
+"""The frames of every ring of a deployment, declared once for both of its ends.
+
+Shapeless and rare things travel as msgpack in a ragged byte column; everything that is there
+on every decode step is a typed column. Records are named by type per ring.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum, IntFlag
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from manager.sampling import SAMPLING_DTYPE
+from shmring import Column, Schema, Shape
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+    from typing_extensions import Buffer
+
+
+class IngressType(IntEnum):
+    """Records from the manager to the scheduler."""
+
+    REQUEST = 1
+    ABORT = 2
+    CONTROL = 3
+
+
+class EgressType(IntEnum):
+    """Records from the scheduler to a detok worker; the numbers are SGLang's frame tags."""
+
+    RESULT = 1
+    BATCH = 2
+    ERROR = 3
+
+
+class RegisterType(IntEnum):
+    """Records from the manager to a detok worker."""
+
+    REGISTER = 1
+    DEREGISTER = 2
+
+
+class ReplyType(IntEnum):
+    """Records from a detok worker to the manager."""
+
+    TEXT = 1
+    FAIL = 2
+    ABORT_ASKED = 3
+    RESULT = 4
+
+
+class BatchFlag(IntFlag):
+    """Flags of a BATCH record."""
+
+    FRESH_TEXT = 1
+    """Output does not continue its prompt: the first token starts a text of its own."""
+
+
+#: One row of REGISTER: how a request's output is decoded.
+OUTPUT_DTYPE: Final = np.dtype(
+    [
+        ("min_new_tokens", "<i8"),
+        ("skip_special_tokens", "?"),
+        ("spaces_between_special_tokens", "?"),
+        ("no_stop_trim", "?"),
+    ],
+    align=True,
+)
+
+
+def _ids(name: str = "request_ids") -> Column:
+    return Column(name, np.uint64)
+
+
+def _ragged(name: str, dtype: type, counts: str, *, is_optional: bool = False) -> list[Column]:
+    return [
+        Column(counts, np.uint32, is_optional=is_optional),
+        Column(name, dtype, Shape.RAGGED, counts, is_optional=is_optional),
+    ]
+
+
+def _bytes(name: str, *, is_optional: bool = False) -> list[Column]:
+    return _ragged(name, np.uint8, f"{name}_lengths", is_optional=is_optional)
+
+
+REQUEST: Final = Schema(
+    "request",
+    IngressType.REQUEST,
+    [
+        _ids(),
+        *_ragged("prompt_ids", np.int32, "prompt_counts"),
+        Column("sampling", SAMPLING_DTYPE),
+        *_ragged("stop_token_ids", np.int32, "stop_token_counts"),
+        *_bytes("extras"),
+        *_bytes("rids"),
+    ],
+)
+ABORT: Final = Schema("abort", IngressType.ABORT, [_ids()])
+CONTROL: Final = Schema("control", IngressType.CONTROL, [_ids("control_ids"), *_bytes("payloads")])
+
+BATCH: Final = Schema(
+    "batch",
+    EgressType.BATCH,
+    [
+        _ids(),
+        *_ragged("token_ids", np.int32, "token_counts"),
+        Column("finish_codes", np.uint8),
+        Column("finish_values", np.int64, is_optional=True),
+        *_bytes("finish_details", is_optional=True),
+    ],
+)
+ERROR: Final = Schema("error", EgressType.ERROR, [_ids(), *_bytes("messages")])
+RESULT: Final = Schema("result", EgressType.RESULT, [_ids("control_ids"), *_bytes("payloads")])
+
+REGISTER: Final = Schema(
+    "register",
+    RegisterType.REGISTER,
+    [
+        _ids(),
+        Column("output", OUTPUT_DTYPE),
+        *_ragged("prompt_tails", np.int32, "prompt_tail_counts"),
+        *_bytes("stops"),  # msgpack list of str
+    ],
+)
+DEREGISTER: Final = Schema("deregister", RegisterType.DEREGISTER, [_ids()])
+
+TEXT: Final = Schema(
+    "text",
+    ReplyType.TEXT,
+    [
+        _ids(),
+        *_bytes("texts"),
+        *_ragged("token_ids", np.int32, "token_counts"),
+        Column("completion_counts", np.uint32),
+        Column("finish_codes", np.uint8),
+        Column("finish_values", np.int64, is_optional=True),
+        *_bytes("finish_details", is_optional=True),
+    ],
+)
+FAIL: Final = Schema("fail", ReplyType.FAIL, [_ids(), Column("statuses", np.uint16), *_bytes("messages")])
+ABORT_ASKED: Final = Schema("abort asked", ReplyType.ABORT_ASKED, [_ids()])
+REPLY_RESULT: Final = Schema("reply result", ReplyType.RESULT, [_ids("control_ids"), *_bytes("payloads")])
+
+ALL: Final = (
+    REQUEST,
+    ABORT,
+    CONTROL,
+    BATCH,
+    ERROR,
+    RESULT,
+    REGISTER,
+    DEREGISTER,
+    TEXT,
+    FAIL,
+    ABORT_ASKED,
+    REPLY_RESULT,
+)
+
+
+def protocol_fingerprint() -> int:
+    """A number that two processes share if they speak of the same columns everywhere."""
+    value = 0
+    for schema in ALL:
+        value = (value * 0x100000001B3 ^ schema.fingerprint) % 2**64
+    return value
+
+
+def pack_bytes(items: Sequence[bytes]) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
+    """(n,) lengths and the bytes back to back: a ragged byte column."""
+    lengths = np.fromiter(map(len, items), np.uint32, len(items))
+    return lengths, np.frombuffer(b"".join(items), np.uint8)
+
+
+def unpack_bytes(lengths: NDArray[np.uint32], values: NDArray[np.uint8]) -> list[bytes]:
+    """The rows of a ragged byte column, copied."""
+    data = values.tobytes()
+    ends = np.cumsum(lengths, dtype=np.int64).tolist()
+    return [data[end - length : end] for end, length in zip(ends, lengths.tolist(), strict=True)]
+
+
+_FRAME_HEADER: Final = struct.Struct("<HHIQ")
+_COLUMN_ENTRY: Final = struct.Struct("<II")
+
+
+def recover_request_ids(record: Buffer) -> list[int]:
+    """The request ids that a frame names which cannot be read otherwise; empty if there are none.
+
+    The first column of every frame that is about requests is their ids. Only its own place is
+    believed here, so ids are found in a frame of a newer schema and in one with a damaged column.
+    """
+    payload = bytes(memoryview(record))
+    if len(payload) < _FRAME_HEADER.size + _COLUMN_ENTRY.size:
+        return []
+    _version, columns, rows, _fingerprint = _FRAME_HEADER.unpack_from(payload)
+    offset, length = _COLUMN_ENTRY.unpack_from(payload, _FRAME_HEADER.size)
+    start = _FRAME_HEADER.size + columns * _COLUMN_ENTRY.size
+    if columns == 0 or offset != start or length != 8 * rows or offset + length > len(payload):
+        return []
+    found: list[int] = np.frombuffer(payload, "<u8", rows, offset).tolist()
+    return found

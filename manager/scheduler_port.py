@@ -1,0 +1,432 @@
+"""The scheduler's end of a deployment: what an engine author imports.
+
+    port = SchedulerPort.attach("NAME")
+    while port.wait(timeout_s=1.0) or True:
+        arrivals = port.drain(max_requests=64)      # requests as columns, and aborts
+        ...                                         # one decode step
+        port.push_batch(request_ids, token_counts, token_ids, finish_codes, finish_values)
+
+Each part of a batch goes straight into the ring of the worker that owns its requests, so there
+is no dispatcher in between. A push waits while a ring is full and never drops anything: the
+scheduler has already committed the output. Used by one thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+import shmring
+from manager import messages
+from manager.deployment import Manifest, egress_name, ingress_name, read_manifest, remove_leftovers
+from manager.errors import DeploymentEndedError
+from manager.finish import FinishCode
+from manager.ids import shard_of, shards_of
+from manager.sampling import SAMPLING_DTYPE
+from shmring import Consumer, PeerState, Producer, WaitPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import TracebackType
+
+    import numpy.typing as npt
+    from numpy.typing import NDArray
+    from typing_extensions import Self
+
+    from shmring import Schema
+    from shmring.columns import ColumnData
+
+#: Seconds between two looks at the manager's life while nothing else happens.
+CHECK_INTERVAL_S: Final = 0.25
+_RECORDS_AT_ONCE: Final = 256
+
+
+@dataclass(frozen=True)
+class Control:
+    """A question to the scheduler, to be answered with `push_result`."""
+
+    control_id: int
+    payload: bytes
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """What one drain brought. The arrays are copies: they are the engine's to keep."""
+
+    request_ids: NDArray[np.uint64]
+    """(n,) unique for the life of the deployment."""
+    prompt_counts: NDArray[np.uint32]
+    """(n,)"""
+    prompt_ids: NDArray[np.int32]
+    """(sum of prompt_counts,) all prompts back to back, every id in the vocabulary."""
+    sampling: NDArray[np.void]
+    """(n,) of SAMPLING_DTYPE."""
+    stop_token_counts: NDArray[np.uint32]
+    """(n,)"""
+    stop_token_ids: NDArray[np.int32]
+    """(sum of stop_token_counts,)"""
+    extras: list[bytes]
+    """(n,) rare fields as msgpack, see `manager.sampling.decode_extras`; b"" for none."""
+    rids: list[str]
+    """(n,) the client's own names, for logs."""
+    aborts: NDArray[np.uint64]
+    """(m,) requests to drop. May name requests of this very drain, and unknown ones."""
+    controls: list[Control]
+
+    def __len__(self) -> int:
+        return len(self.request_ids)
+
+
+class SchedulerPort:
+    """One scheduler's place in a deployment. Make it with `attach`."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        ingress: Consumer,
+        egress: Sequence[Producer],
+        *,
+        continues_prompt: bool = True,
+    ) -> None:
+        self.name = manifest.name
+        self.shards = manifest.shards
+        self.vocab_size = manifest.vocab_size
+        self.context_length = manifest.context_length
+        self.eos_token_ids = tuple(manifest.eos_token_ids)
+        self._manifest = manifest
+        self._ingress = ingress
+        self._egress = tuple(egress)
+        self._batch_flags = 0 if continues_prompt else int(messages.BatchFlag.FRESH_TEXT)
+
+    @classmethod
+    def attach(
+        cls,
+        name: str,
+        timeout_s: float | None = 0,
+        *,
+        continues_prompt: bool = True,
+        policy: WaitPolicy = WaitPolicy.BALANCED,
+    ) -> Self:
+        """Become the scheduler of the deployment `name`, waiting up to `timeout_s` for it to appear.
+
+        `continues_prompt=False` says that output starts a text of its own instead of going on where
+        the prompt ended. Raises shmring.SegmentNotFoundError (no such deployment),
+        shmring.RoleTakenError (it has a living scheduler), shmring.LayoutMismatchError (another
+        version), ConfigError (bad name).
+        """
+        manifest = _await_manifest(name, timeout_s)
+        with contextlib.ExitStack() as undo:
+            ingress = Consumer.attach(ingress_name(name), policy=policy)
+            undo.callback(ingress.close)
+            egress = []
+            for shard in range(manifest.shards):
+                producer = Producer.attach(egress_name(name, shard), takeover=True, policy=policy)
+                undo.callback(producer.close)
+                egress.append(producer)
+            undo.pop_all()
+        return cls(manifest, ingress, egress, continues_prompt=continues_prompt)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Sleep until there is something to drain (True) or `timeout_s` has passed (False).
+
+        Raises DeploymentEndedError if the manager has gone, at most a second after it went.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left = CHECK_INTERVAL_S if deadline is None else max(0.0, deadline - time.monotonic())
+            if self._ingress.wait_until_readable(min(left, CHECK_INTERVAL_S)):
+                return True
+            self._check_manager()
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+
+    def drain(self, max_requests: int = 256) -> Arrivals:
+        """Take what has arrived: at most `max_requests` requests, and the aborts up to there.
+
+        Never waits. A record that cannot be read is dropped, and the requests it names are
+        answered with an error. Raises DeploymentEndedError once the manager has gone and
+        everything it left was taken.
+        """
+        frames: list[shmring.Frame] = []
+        aborts: list[int] = []
+        controls: list[Control] = []
+        count = 0
+        while count < max_requests:
+            try:
+                records = self._ingress.drain(min(_RECORDS_AT_ONCE, max_requests - count))
+            except (shmring.EndOfRing, shmring.PeerLostError):
+                if not (count or aborts or controls):
+                    self._check_manager()
+                break
+            if not records:
+                break
+            for record in records:
+                count += self._take(record, frames, aborts, controls)
+        arrivals = _arrivals(frames, aborts, controls)
+        # only now: the frames are views of the ring
+        if self._ingress.read_position != self._ingress.position:
+            self._ingress.release()
+        return arrivals
+
+    def _take(
+        self,
+        record: shmring.Record,
+        frames: list[shmring.Frame],
+        aborts: list[int],
+        controls: list[Control],
+    ) -> int:
+        """Sort one record into its list; returns how many requests it brought."""
+        try:
+            if record.type == messages.IngressType.REQUEST:
+                frame = messages.REQUEST.read(record)
+                frames.append(frame)
+                return frame.rows
+            if record.type == messages.IngressType.ABORT:
+                aborts.extend(messages.ABORT.read(record)["request_ids"].tolist())
+                return 0
+            if record.type == messages.IngressType.CONTROL:
+                frame = messages.CONTROL.read(record)
+                payloads = messages.unpack_bytes(frame["payloads_lengths"], frame["payloads"])
+                ids = frame["control_ids"].tolist()
+                controls.extend(Control(i, p) for i, p in zip(ids, payloads, strict=True))
+        except (shmring.CorruptFrameError, shmring.ColumnError) as error:
+            problem = str(error)
+        else:
+            if record.type == messages.IngressType.CONTROL:
+                return 0
+            problem = f"record has an unknown type: type={record.type}"
+        for request_id in messages.recover_request_ids(record):
+            self.push_error(request_id, f"invalid request: {problem}")
+        return 0
+
+    def push_batch(
+        self,
+        request_ids: npt.ArrayLike,
+        token_counts: npt.ArrayLike,
+        token_ids: npt.ArrayLike,
+        finish_codes: npt.ArrayLike | None = None,
+        finish_values: npt.ArrayLike | None = None,
+        finish_details: Sequence[bytes] | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Hand over one decode step of n requests; waits while a worker's ring is full.
+
+        request_ids (n,) uint64; token_counts (n,) uint32, 0 allowed; token_ids (sum,) int32, all
+        requests' new ids back to back; finish_codes (n,) uint8 of FinishCode, None: nobody
+        finished; finish_values (n,) int64, see FinishCode; finish_details n msgpack maps for the
+        rows whose code is DETAILS. Arrays of these dtypes are taken as they are, anything else is
+        converted, and refused (ValueError) if that would change a value. A stop token is part of
+        token_ids: the worker trims it. Raises TimeoutError, DeploymentEndedError.
+        """
+        ids = _column("request_ids", request_ids, np.uint64)
+        counts = _column("token_counts", token_counts, np.uint32)
+        tokens = _column("token_ids", token_ids, np.int32)
+        codes = (
+            np.zeros(len(ids), np.uint8)
+            if finish_codes is None
+            else _column("finish_codes", finish_codes, np.uint8)
+        )
+        values = None if finish_values is None else _column("finish_values", finish_values, np.int64)
+        if not len(ids) == len(counts) == len(codes) or (values is not None and len(values) != len(ids)):
+            raise ValueError(
+                f"columns differ in length: request_ids={len(ids)}, token_counts={len(counts)}, "
+                f"finish_codes={len(codes)}, finish_values={None if values is None else len(values)}"
+            )
+        total = int(counts.sum(dtype=np.int64))
+        if total != len(tokens):
+            raise ValueError(f"token_ids and token_counts disagree: token_ids={len(tokens)}, sum={total}")
+        if finish_details is not None and len(finish_details) != len(ids):
+            raise ValueError(
+                f"columns differ in length: request_ids={len(ids)}, finish_details={len(finish_details)}"
+            )
+        if len(ids) == 0:
+            return
+        if self.shards == 1:
+            self._push_part(0, ids, counts, tokens, codes, values, finish_details, timeout_s)
+            return
+        shards = shards_of(ids, self.shards)
+        rows_of_tokens = shards if total == len(ids) and (counts == 1).all() else np.repeat(shards, counts)
+        for shard in range(self.shards):
+            mine = shards == shard
+            if not mine.any():
+                continue
+            details = (
+                None
+                if finish_details is None
+                else [finish_details[row] for row in np.flatnonzero(mine).tolist()]
+            )
+            self._push_part(
+                shard,
+                ids[mine],
+                counts[mine],
+                tokens[rows_of_tokens == shard],
+                codes[mine],
+                None if values is None else values[mine],
+                details,
+                timeout_s,
+            )
+
+    def _push_part(
+        self,
+        shard: int,
+        ids: NDArray[np.uint64],
+        counts: NDArray[np.uint32],
+        tokens: NDArray[np.int32],
+        codes: NDArray[np.uint8],
+        values: NDArray[np.int64] | None,
+        details: Sequence[bytes] | None,
+        timeout_s: float | None,
+    ) -> None:
+        """Write one shard's rows; a part larger than the ring goes in halves."""
+        detail_lengths, detail_bytes = (None, None) if details is None else messages.pack_bytes(details)
+        columns = (ids, counts, tokens, codes, values, detail_lengths, detail_bytes)
+        length = messages.BATCH.payload_length(*columns)
+        if length > self._egress[shard].payload_length_max and len(ids) > 1:
+            half = len(ids) // 2
+            cut = int(counts[:half].sum(dtype=np.int64))
+            for rows, token_range in (
+                (slice(None, half), slice(None, cut)),
+                (slice(half, None), slice(cut, None)),
+            ):
+                self._push_part(
+                    shard,
+                    ids[rows],
+                    counts[rows],
+                    tokens[token_range],
+                    codes[rows],
+                    None if values is None else values[rows],
+                    None if details is None else details[rows],
+                    timeout_s,
+                )
+            return
+        self._push_frame(shard, messages.BATCH, len(ids), columns, self._batch_flags, timeout_s)
+
+    def push_error(self, request_id: int, message: str, *, timeout_s: float | None = None) -> None:
+        """End one request with an error that its client sees (class 400): a bad field of its own."""
+        lengths, text = messages.pack_bytes([message.encode("utf-8", "replace")])
+        columns = (np.array([request_id], np.uint64), lengths, text)
+        self._push_frame(shard_of(request_id, self.shards), messages.ERROR, 1, columns, 0, timeout_s)
+
+    def push_result(self, control_id: int, payload: bytes, *, timeout_s: float | None = None) -> None:
+        """Answer a control request."""
+        lengths, data = messages.pack_bytes([payload])
+        columns = (np.array([control_id], np.uint64), lengths, data)
+        self._push_frame(shard_of(control_id, self.shards), messages.RESULT, 1, columns, 0, timeout_s)
+
+    def _push_frame(
+        self,
+        shard: int,
+        schema: Schema,
+        rows: int,
+        columns: tuple[ColumnData, ...],
+        flags: int,
+        timeout_s: float | None,
+    ) -> None:
+        producer = self._egress[shard]
+        if schema.push(producer, rows, *columns, flags=flags):
+            return
+        self._wait_for_room(
+            producer,
+            schema.payload_length(*columns),
+            lambda: schema.push(producer, rows, *columns, flags=flags),
+            timeout_s,
+        )
+
+    def _wait_for_room(
+        self, producer: Producer, length: int, again: Callable[[], bool], timeout_s: float | None
+    ) -> None:
+        """Wait for a worker, also while a dead one is being replaced; but not for a dead deployment."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left = CHECK_INTERVAL_S if deadline is None else max(0.0, deadline - time.monotonic())
+            shmring.wait_any([], min(left, CHECK_INTERVAL_S), producers=[(producer, length)])
+            if again():
+                return
+            self._check_manager()
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"egress ring stayed full: ring={producer.name}, timeout_s={timeout_s}")
+
+    def _check_manager(self) -> None:
+        state = self._ingress.peer_state()
+        if state is PeerState.FINISHED:
+            raise DeploymentEndedError(f"the deployment has ended: name={self.name}", orderly=True)
+        if state is PeerState.LOST:
+            remove_leftovers(self._manifest)
+            raise DeploymentEndedError(f"the manager has died: name={self.name}", orderly=False)
+
+    def close(self) -> None:
+        """Leave the deployment in good order; another scheduler may take the place. Twice is once."""
+        self._ingress.close()
+        for producer in self._egress:
+            producer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _await_manifest(name: str, timeout_s: float | None) -> Manifest:
+    """Wait also through a dead deployment's leftover: its successor will replace it."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            return read_manifest(name, left)
+        except DeploymentEndedError:
+            if left == 0.0:
+                raise
+        time.sleep(0.02)
+
+
+def _column(name: str, values: npt.ArrayLike, dtype: type[Any]) -> NDArray[Any]:
+    """`values` as a C-contiguous (n,) array of `dtype`; the very array if it is one already."""
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise ValueError(f"column is not flat: column={name}, shape={array.shape}")
+    if array.dtype != dtype:
+        if array.size and array.dtype.kind not in "iu":
+            raise ValueError(f"column holds no integers: column={name}, dtype={array.dtype}")
+        if array.size and (int(array.min()) < np.iinfo(dtype).min or int(array.max()) > np.iinfo(dtype).max):
+            raise ValueError(
+                f"column has a value that does not fit: column={name}, dtype={np.dtype(dtype).name}, "
+                f"min={array.min()}, max={array.max()}"
+            )
+        array = array.astype(dtype)
+    return np.ascontiguousarray(array)
+
+
+def _arrivals(frames: list[shmring.Frame], aborts: list[int], controls: list[Control]) -> Arrivals:
+    def join(name: str, dtype: npt.DTypeLike) -> NDArray[Any]:
+        if not frames:
+            return np.empty(0, dtype)
+        return np.concatenate([frame[name] for frame in frames])
+
+    extra_lengths = join("extras_lengths", np.uint32)
+    rid_lengths = join("rids_lengths", np.uint32)
+    return Arrivals(
+        request_ids=join("request_ids", np.uint64),
+        prompt_counts=join("prompt_counts", np.uint32),
+        prompt_ids=join("prompt_ids", np.int32),
+        sampling=join("sampling", SAMPLING_DTYPE),
+        stop_token_counts=join("stop_token_counts", np.uint32),
+        stop_token_ids=join("stop_token_ids", np.int32),
+        extras=messages.unpack_bytes(extra_lengths, join("extras", np.uint8)),
+        rids=[
+            rid.decode("utf-8", "replace")
+            for rid in messages.unpack_bytes(rid_lengths, join("rids", np.uint8))
+        ],
+        aborts=np.array(aborts, np.uint64),
+        controls=controls,
+    )
+
+
+__all__ = ["Arrivals", "Control", "FinishCode", "SchedulerPort"]
