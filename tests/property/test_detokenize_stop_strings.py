@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from manager.stop import StopMatcher
@@ -31,6 +31,7 @@ def _longest_beginning_at_the_end(text: str, stops: list[str]) -> str:
     return max((text[-n:] for n in range(1, len(text) + 1) if text[-n:] in beginnings), key=len, default="")
 
 
+@settings(deadline=None)
 @given(STOPS, PIECES, st.booleans())
 @example(["aab", "ab"], [("a", True), ("aab", True)], False)
 @example(["ab", "abb"], [("ab", False), ("b", True)], True)
@@ -53,6 +54,7 @@ def test_the_text_ends_at_the_first_stop_string_whatever_the_pieces(stops, piece
     assert matches == ([found[2]] if found else [])
 
 
+@settings(deadline=None)
 @given(STOPS, PIECES)
 def test_no_more_is_held_than_may_become_a_stop_string(stops, pieces):
     """Text would come later than it has to."""
