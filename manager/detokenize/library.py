@@ -6,8 +6,8 @@ context alone. A text that ends in U+FFFD may end inside a character, so its end
 
 Against the library's own stream of this kind: what is held can be flushed; broken bytes
 raise nothing and do not make the window grow; the text of the prompt never comes out;
-whole characters before an incomplete one go out at once. Each id costs one or two calls of
-the library on at most CONTEXT_MAX + HELD_MAX ids.
+whole characters before an incomplete one go out at once. Each id costs a little more than
+one call of the library, on at most CONTEXT_MAX + HELD_MAX + 1 ids.
 
 If a later id changes the text of earlier ones (a joined " n't", say), that text stands as
 it was sent.
@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 
-CONTEXT_MAX = PROMPT_TAIL_MAX
+# A context grows with the text to CONTEXT_MAX ids and is then cut to CONTEXT_KEPT, so most
+# ids need no call for it.
+CONTEXT_KEPT = 5
+CONTEXT_MAX = 16
 # Beyond this, held ids are said in part even if the text goes on to end in U+FFFD.
 HELD_MAX = 16
 # A character has at most four bytes; so many tokens at the end may belong to one that is
@@ -108,7 +111,7 @@ class LibraryDecoder:
         if not self._library.knows(token_id):
             return ""
         library = self._library
-        return library.added(library.neutral, [token_id], skip_special=False)
+        return library.added(library.neutral, [token_id], skip_special=False).text
 
     def unknown_ids(self, slot: int) -> int:
         """See BatchDecoder.unknown_ids."""
@@ -121,6 +124,13 @@ class _Context(NamedTuple):
 
     token_ids: list[int]
     text: str
+
+
+class _Added(NamedTuple):
+    """What some ids add, and the context that they make together with the one before."""
+
+    text: str
+    context: _Context
 
 
 class _Library:
@@ -146,29 +156,31 @@ class _Library:
         except Exception as error:
             raise DetokenizeError(f"the tokenizers library failed: {error}: token_ids={token_ids}") from error
 
-    def context(self, token_ids: list[int], *, skip_special: bool) -> _Context:
-        """Of the last CONTEXT_MAX ids as many as have whole characters for their text.
+    def cut_context(self, token_ids: list[int], *, skip_special: bool) -> _Context:
+        """Of the last CONTEXT_KEPT ids as many as have whole characters for their text.
 
         A context that begins inside a character would do harm: where bytes are tokens, the
         library takes all the bytes after it for broken ones, too.
         """
-        last = token_ids[-CONTEXT_MAX:]
+        last = token_ids[-CONTEXT_KEPT:]
         for start in range(len(last)):
             text = self.text(last[start:], skip_special=skip_special)
             if _BROKEN not in text:
                 return _Context(last[start:], text)
         return self.neutral
 
-    def added(self, context: _Context, token_ids: list[int], *, skip_special: bool) -> str:
+    def added(self, context: _Context, token_ids: list[int], *, skip_special: bool) -> _Added:
         """What `token_ids` add to the text after `context`."""
-        for token_ids_before, before in (context, self.neutral):
-            text = self.text(token_ids_before + token_ids, skip_special=skip_special)
-            if text.startswith(before):
-                return text[len(before) :]
+        for before in (context, self.neutral):
+            all_ids = before.token_ids + token_ids
+            text = self.text(all_ids, skip_special=skip_special)
+            if text.startswith(before.text):
+                return _Added(text[len(before.text) :], _Context(all_ids, text))
             # They change the text of their context, which has been sent: a run of bytes that
             # was good and is now broken, say. Then they are taken for themselves, in the
             # midst of a text that they leave alone.
-        return self.text(token_ids, skip_special=skip_special)
+        text = self.text(token_ids, skip_special=skip_special)
+        return _Added(text, _Context(token_ids, text))
 
     def _find_neutral(self) -> _Context:
         """An id of plain text that keeps its text whatever stands beside it."""
@@ -199,7 +211,7 @@ class _Window:
 
         tail = [token_id for token_id in prompt_tail[-PROMPT_TAIL_MAX:] if self._says(token_id)]
         if tail:
-            self._context = library.context(tail, skip_special=skip_special)
+            self._context = library.cut_context(tail, skip_special=skip_special)
             self._hold_incomplete(tail)
         elif len(prompt_tail) < PROMPT_TAIL_MAX:
             self._context = _Context([], "")
@@ -222,7 +234,7 @@ class _Window:
                     continue
                 self._context = _Context(said, said_text) if said or start == 0 else self._library.neutral
                 self._held = tail[len(tail) - count :]
-                text = self._held_text()
+                text = self._added().text
                 self._sent_length = len(text.rstrip(_BROKEN))
                 self._prompt_broken = len(text) - self._sent_length
                 return
@@ -235,20 +247,20 @@ class _Window:
         if not self._says(token_id):
             return ""
         self._held.append(token_id)
-        text = self._held_text()
-        if not text.endswith(_BROKEN):
-            return self._say(text, len(self._held))
+        added = self._added()
+        if not added.text.endswith(_BROKEN):
+            return self._say(added, len(self._held))
         if len(self._held) > HELD_MAX:
-            return self._say_older(text)
-        return self._send(text.rstrip(_BROKEN))
+            return self._say_older(added)
+        return self._send(added.text.rstrip(_BROKEN))
 
     def flush(self) -> str:
         """The text of everything held, as it is."""
         if not self._held:
             return ""
-        return self._say(self._held_text(), len(self._held))
+        return self._say(self._added(), len(self._held))
 
-    def _held_text(self) -> str:
+    def _added(self) -> _Added:
         return self._library.added(self._context, self._held, skip_special=self._skip)
 
     def _send(self, text: str) -> str:
@@ -261,25 +273,29 @@ class _Window:
         prompts, self._prompt_broken = min(broken, self._prompt_broken), 0
         return fresh[prompts:]
 
-    def _say(self, text: str, count: int) -> str:
-        """Sends the text of the first `count` held ids; they are context from now on."""
-        fresh = self._send(text)
-        self._sent_length = max(self._sent_length - len(text), 0)
-        said = self._context.token_ids + self._held[:count]
-        self._context = self._library.context(said, skip_special=self._skip)
+    def _say(self, added: _Added, count: int) -> str:
+        """Sends what the first `count` held ids add; they are context from now on."""
+        fresh = self._send(added.text)
+        self._sent_length = max(self._sent_length - len(added.text), 0)
         self._held = self._held[count:]
+        self._context = self._after(added)
         return fresh
 
-    def _say_older(self, text: str) -> str:
+    def _after(self, added: _Added) -> _Context:
+        context = added.context
+        if len(context.token_ids) <= CONTEXT_MAX and _BROKEN not in context.text:
+            return context
+        return self._library.cut_context(context.token_ids, skip_special=self._skip)
+
+    def _say_older(self, added: _Added) -> str:
         """Sends what cannot belong to a character that is incomplete at the end.
 
         Where to cut is found by trying: the texts on both sides must make the text of all.
         """
         library, skip = self._library, self._skip
         for count in range(len(self._held) - _INCOMPLETE_MAX, 0, -1):
-            older, newer = self._held[:count], self._held[count:]
-            older_text = library.added(self._context, older, skip_special=skip)
-            context = library.context(self._context.token_ids + older, skip_special=skip)
-            if older_text + library.added(context, newer, skip_special=skip) == text:
-                return self._say(older_text, count)
-        return self._say(text, len(self._held))
+            older = library.added(self._context, self._held[:count], skip_special=skip)
+            newer = library.added(self._after(older), self._held[count:], skip_special=skip)
+            if older.text + newer.text == added.text:
+                return self._say(older, count)
+        return self._say(added, len(self._held))
