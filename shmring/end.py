@@ -55,13 +55,13 @@ class Attachment:
     """The lock and the mapping behind one end, dropped when the end is closed or forgotten."""
 
     def __init__(self, core: Any, mapping: Mapping, role: Role, open_core: Callable[[Mapping], None]) -> None:
-        if mapping.kind != Kind.RING:
-            raise LayoutMismatchError(
-                f"segment is no ring: name={mapping.handle.name}, kind={mapping.kind.name.lower()}",
-                expected=Kind.RING,
-                found=mapping.kind,
-            )
         try:
+            if mapping.kind != Kind.RING:
+                raise LayoutMismatchError(  # noqa: TRY301
+                    f"segment is no ring: name={mapping.handle.name}, kind={mapping.kind.name.lower()}",
+                    expected=Kind.RING,
+                    found=mapping.kind,
+                )
             take_role(mapping, role)
             open_core(mapping)
         except BaseException:

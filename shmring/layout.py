@@ -27,8 +27,11 @@ class Role(IntEnum):
     """What a process can be to a segment; the value is the byte whose lock says so."""
 
     OWNER = 0
+    """Made it and will remove it. Taken before the segment has a name, never by anybody else after."""
     PRODUCER = 1
     CONSUMER = 2
+    REMOVER = 3
+    """Is taking a dead owner's leftover away: one at a time, and never in the owner's guise."""
 
 
 class Kind(IntEnum):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shmring.consumer import Consumer
-from shmring.errors import LayoutMismatchError, SegmentExistsError, SegmentNotFoundError
+from shmring.errors import LayoutMismatchError, SegmentNotFoundError
 from shmring.layout import MODE_DEFAULT, NAME_PREFIX, PAGE_LENGTH, Kind, check_capacity, check_name
 from shmring.producer import Producer
 from shmring.segment import (
@@ -16,6 +16,8 @@ from shmring.segment import (
     OwnedSegment,
     attach_mapping,
     is_temporary,
+    look_at,
+    raise_in_use,
     remove_leftover,
     segment_names,
 )
@@ -62,7 +64,12 @@ class Ring:
         return Consumer._of(self._again(), policy, takeover=takeover, poison=poison)
 
     def _again(self) -> Mapping:
-        return Mapping(self._segment.mapping.handle.reopen(), writable=True)
+        handle = self._segment.mapping.handle.reopen()
+        try:
+            return Mapping(handle, writable=True)
+        except BaseException:
+            handle.close()
+            raise
 
     def statistics(self) -> RingStatistics:
         """The ring's counters as they stand."""
@@ -127,6 +134,7 @@ def read_blob(name: str, *, timeout_s: float | None = 0) -> Mapping:
     """Map a blob read-only, waiting up to `timeout_s` for it. Its bytes are `mapping.payload`."""
     mapping = attach_mapping(name, writable=False, timeout_s=timeout_s)
     if mapping.kind != Kind.BLOB:
+        mapping.handle.close()
         raise LayoutMismatchError(f"segment is no blob: name={name}", expected=Kind.BLOB, found=mapping.kind)
     return mapping
 
@@ -169,13 +177,15 @@ def _look_at(name: str) -> SegmentInfo | None:
         kind = "unfinished"
     else:
         try:
-            mapping = attach_mapping(name, writable=False)
-            kind = mapping.kind.name.lower()
-            statistics = statistics_of(mapping)
+            mapping = look_at(name)
+            try:
+                kind = mapping.kind.name.lower()
+                statistics = statistics_of(mapping)
+            finally:
+                mapping.handle.close()
             owner_alive = statistics.owner_state == "attached"
             if mapping.kind == Kind.BLOB:
                 statistics = None
-            mapping.handle.close()
         except (SegmentNotFoundError, FileNotFoundError):
             return None
         except (OSError, LayoutMismatchError, ValueError) as error:
@@ -194,10 +204,12 @@ def _look_at(name: str) -> SegmentInfo | None:
 
 def read_statistics(name: str) -> RingStatistics:
     """The counters of the ring `name`, through a read-only mapping."""
-    mapping = attach_mapping(name, writable=False)
-    if mapping.kind != Kind.RING:
-        raise LayoutMismatchError(f"segment is no ring: name={name}", expected=Kind.RING, found=mapping.kind)
+    mapping = look_at(check_name(name))
     try:
+        if mapping.kind != Kind.RING:
+            raise LayoutMismatchError(
+                f"segment is no ring: name={name}", expected=Kind.RING, found=mapping.kind
+            )
         return statistics_of(mapping)
     finally:
         mapping.handle.close()
@@ -206,11 +218,10 @@ def read_statistics(name: str) -> RingStatistics:
 def unlink(name: str) -> None:
     """Remove a segment whose owner is dead. Raises SegmentExistsError if the owner lives."""
     check_name(name)
-    attach_error = SegmentNotFoundError(f"no segment of that name: name={name}", name=name)
     if name not in segment_names():
-        raise attach_error
+        raise SegmentNotFoundError(f"no segment of that name: name={name}", name=name)
     if not remove_leftover(name):
-        raise SegmentExistsError(f"segment has a living owner: name={name}", name=name, owner_pid=0)
+        raise_in_use(name)
 
 
 def _age_s(name: str) -> float:
@@ -229,6 +240,6 @@ def sweep() -> list[str]:
         try:
             if remove_leftover(name):
                 swept.append(name)
-        except OSError:  # another user's, or gone meanwhile
-            continue
+        except (OSError, LayoutMismatchError, UnicodeError):
+            continue  # another user's, no shared memory at all, or gone meanwhile
     return swept

@@ -2,8 +2,9 @@
 
 A segment is built under a temporary name, locked by its owner, filled in, and only then linked
 to its name; so an attacher sees a whole segment or none. Who lives is told by locks that the
-kernel drops at death, never by a pid. Only an object whose owner lock we hold is unlinked, so a
-name that somebody else re-created is never touched.
+kernel drops at death, never by a pid. An object is unlinked by its owner, or by the one process
+that holds the remover's lock of an object without owner; so a name that somebody else re-created
+is never touched.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import errno
 import math
 import os
 import secrets
+import stat
 import time
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import posix_ipc
 
@@ -24,6 +26,7 @@ from shmring._native import ffi, lib
 from shmring.errors import (
     LayoutMismatchError,
     NoSharedMemoryError,
+    RingClosedError,
     RoleTakenError,
     SegmentAccessError,
     SegmentExistsError,
@@ -44,6 +47,8 @@ from shmring.layout import (
 SHM_FOLDER = Path("/dev/shm")  # noqa: S108 - it is the shared-memory file system, not a scratch folder
 
 _ATTACH_POLL_S = 0.005
+_REMOVAL_POLL_S = 0.001
+_REMOVAL_PATIENCE_S = 5.0
 
 _held: weakref.WeakSet[Handle] = weakref.WeakSet()
 
@@ -99,6 +104,8 @@ class Handle:
 
     def reopen(self) -> Handle:
         """Another open file description of the same object, whatever its name leads to by now."""
+        if self.fd < 0:
+            raise RingClosedError(f"the segment is closed here, or belongs to our parent: name={self.name}")
         return Handle(os.open(f"/proc/self/fd/{self.fd}", os.O_RDWR | os.O_CLOEXEC), self.name)
 
     def names_us(self) -> bool:
@@ -111,19 +118,21 @@ class Handle:
         return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
 
     def close(self) -> None:
-        """Close the descriptor; the kernel drops the locks taken through it."""
-        _held.discard(self)
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        """Close the descriptor; the kernel drops the locks taken through it. Twice is once."""
+        fd, self.fd = self.fd, -1
         self.taken.clear()
+        if fd >= 0:
+            _held.discard(self)
+            os.close(fd)
+
+    def __del__(self) -> None:
+        """Do as close: a handle that is forgotten must not cost a descriptor, or keep a lock."""
+        self.close()
 
     def forget(self) -> None:
         """In a forked child: close our copy; the parent's locks stay the parent's."""
-        if self.fd >= 0:
-            with contextlib.suppress(OSError):
-                os.close(self.fd)
-            self.fd = -1
+        with contextlib.suppress(OSError):
+            self.close()
 
 
 def _path(name: str) -> Path:
@@ -133,8 +142,15 @@ def _path(name: str) -> Path:
 def _open(name: str, *, read_only: bool) -> int:
     """Open an existing object; the descriptor is close-on-exec."""
     try:
+        # anybody may put a pipe in that folder, and opening one would wait for its other end
+        if not stat.S_ISREG(_path(name).lstat().st_mode):
+            raise LayoutMismatchError(
+                f"what has that name is no shared memory: name={name}",
+                expected="a regular file",
+                found="something else",
+            )
         return int(posix_ipc.SharedMemory(f"/{NAME_PREFIX}{name}", read_only=read_only).fd)
-    except posix_ipc.ExistentialError:
+    except (posix_ipc.ExistentialError, FileNotFoundError):
         raise SegmentNotFoundError(f"no segment of that name: name={name}", name=name) from None
     except (posix_ipc.PermissionsError, PermissionError):
         raise SegmentAccessError(f"segment belongs to another user: name={name}", name=name) from None
@@ -186,11 +202,13 @@ def _map(handle: Handle, capacity: int, *, writable: bool, doubled: bool) -> tup
     base = lib.shr_map(handle.fd, capacity, writable, doubled, error)
     if base == ffi.NULL:
         raise OSError(-error[0], f"cannot map segment: name={handle.name}, capacity={capacity}")
-    owner = ffi.gc(base, lambda pointer: lib.shr_unmap(pointer, capacity, doubled))
-    # a view of this buffer keeps `owner` alive, and with it the mapping
-    buffer = ffi.buffer(owner, HEADER_LENGTH + capacity * (2 if doubled else 1))
-    # the cast pointer does not: whoever uses it holds the buffer as well
-    return buffer, ffi.cast("struct shr_header *", owner)
+    # cast first: what comes of a later cast would not keep the memory mapped, and a pointer that
+    # outlives its mapping by one line is a crash
+    header = ffi.gc(
+        ffi.cast("struct shr_header *", base), lambda pointer: lib.shr_unmap(pointer, capacity, doubled)
+    )
+    # a view of this buffer keeps `header` alive, and with it the mapping
+    return ffi.buffer(header, HEADER_LENGTH + capacity * (2 if doubled else 1)), header
 
 
 def _check_header(handle: Handle, size: int) -> tuple[Kind, int]:
@@ -199,8 +217,7 @@ def _check_header(handle: Handle, size: int) -> tuple[Kind, int]:
     base = lib.shr_map_header(handle.fd, error)
     if base == ffi.NULL:
         raise OSError(-error[0], f"cannot map segment: name={handle.name}")
-    owner = ffi.gc(base, lambda pointer: lib.shr_unmap(pointer, 0, 0))
-    header = ffi.cast("struct shr_header *", owner)
+    header = ffi.gc(ffi.cast("struct shr_header *", base), lambda pointer: lib.shr_unmap(pointer, 0, 0))
     facts = {
         "magic": (lib.SHR_MAGIC, int(header.magic)),
         "layout_version": (lib.SHR_LAYOUT_VERSION, int(header.layout_version)),
@@ -240,13 +257,22 @@ def _check_header(handle: Handle, size: int) -> tuple[Kind, int]:
 class OwnedSegment:
     """A segment that this process made. Closing it takes the name away; views stay valid."""
 
-    def __init__(self, name: str, kind: Kind, capacity: int, *, mode: int, payload: bytes = b"") -> None:
+    def __init__(
+        self,
+        name: str,
+        kind: Kind,
+        capacity: int,
+        *,
+        mode: int,
+        payload: bytes = b"",
+        start_position: int = 0,
+    ) -> None:
         self.name = check_name(name)
         check_mode(mode)
         temporary = f"~{secrets.token_hex(8)}"
         self._handle = Handle(_create_object(temporary, mode), temporary)
         try:
-            self._fill(kind, capacity, payload)
+            self._fill(kind, capacity, payload, start_position)
             _link(self._handle, temporary, self.name)
         except BaseException:
             self._handle.close()
@@ -257,14 +283,17 @@ class OwnedSegment:
         self._handle.name = self.name
         self._finalizer = weakref.finalize(self, _give_up, self._handle, self.mapping, os.getpid())
 
-    def _fill(self, kind: Kind, capacity: int, payload: bytes) -> None:
+    def _fill(self, kind: Kind, capacity: int, payload: bytes, start_position: int) -> None:
         handle = self._handle
-        assert handle.take(Role.OWNER), "nobody else can know this object yet"
+        is_ours = handle.take(Role.OWNER)
+        assert is_ours, "nobody else can know this object yet"
         _reserve(handle, HEADER_LENGTH + capacity)
         buffer, header = _map(handle, capacity, writable=True, doubled=False)
         if payload:
             memoryview(buffer)[HEADER_LENGTH : HEADER_LENGTH + len(payload)] = payload
-        lib.shr_header_init(header, kind, capacity, secrets.randbits(64), len(payload), os.getpid(), 0)
+        lib.shr_header_init(
+            header, kind, capacity, secrets.randbits(64), len(payload), os.getpid(), start_position
+        )
         self.mapping = Mapping(handle, writable=True)
 
     @property
@@ -285,13 +314,22 @@ def _give_up(handle: Handle, mapping: Mapping, pid: int) -> None:
     handle.close()
 
 
-def _unlink_if_ours(handle: Handle) -> bool:
-    """The caller holds the owner lock of this very object, so nobody replaces its name meanwhile."""
+def _unlink_if_ours(handle: Handle) -> None:
+    """Take the name away if it still leads to this object.
+
+    The caller is its owner, or holds the remover's lock of an object without owner: nobody else
+    takes the name from it, so nobody gives it to another object between the look and the unlink.
+    """
     if not handle.names_us():
-        return False
-    with contextlib.suppress(posix_ipc.ExistentialError):
+        return
+    try:
         posix_ipc.unlink_shared_memory(f"/{NAME_PREFIX}{handle.name}")
-    return True
+    except posix_ipc.ExistentialError:
+        pass
+    except (posix_ipc.PermissionsError, PermissionError):
+        raise SegmentAccessError(
+            f"segment belongs to another user: name={handle.name}", name=handle.name
+        ) from None
 
 
 def _create_object(name: str, mode: int) -> int:
@@ -324,51 +362,64 @@ def _link(handle: Handle, temporary: str, name: str) -> None:
             os.link(_path(temporary), _path(name))
         except FileExistsError:
             if not remove_leftover(name):
-                pid = _owner_pid(name)
-                raise SegmentExistsError(
-                    f"name is in use by a living process: name={name}, owner_pid={pid}",
-                    name=name,
-                    owner_pid=pid,
-                ) from None
+                raise_in_use(name)
         else:
             handle.name = name
             return
 
 
+def raise_in_use(name: str) -> NoReturn:
+    """Say which living process owns the name."""
+    pid = _owner_pid(name)
+    raise SegmentExistsError(
+        f"name is in use by a living process: name={name}, owner_pid={pid}", name=name, owner_pid=pid
+    ) from None
+
+
 def _owner_pid(name: str) -> int:
     """What the owner wrote of itself, for a message; 0 if it cannot be read."""
     try:
-        return int(attach_mapping(name, writable=False).header.owner_pid)
+        mapping = look_at(name)
     except (OSError, LayoutMismatchError):
         return 0
+    try:
+        return int(mapping.header.owner_pid)
+    finally:
+        mapping.handle.close()
 
 
 def remove_leftover(name: str) -> bool:
     """Unlink the segment of that name if its owner is dead. False if a living process owns it.
 
     Staleness is told by the owner's lock alone: an object without a holder of that lock is
-    either a leftover or was made by something else than us, and both are in the way.
+    either a leftover or was made by something else than us, and both are in the way. Several
+    processes may be at the same leftover: one removes it, the others wait until it has.
     """
-    try:
-        fd = _open(name, read_only=False)
-    except SegmentNotFoundError:
-        return True
-    handle = Handle(fd, name)
-    try:
-        if not handle.take(Role.OWNER):
-            return False
-        with contextlib.suppress(LayoutMismatchError, OSError):
-            lib.shr_header_retire(Mapping(handle, writable=True).header)
-        _unlink_if_ours(handle)
-        return True
-    finally:
-        handle.close()
+    patience = time.monotonic() + _REMOVAL_PATIENCE_S
+    while time.monotonic() < patience:
+        try:
+            handle = Handle(_open(name, read_only=False), name)
+        except SegmentNotFoundError:
+            return True
+        try:
+            if handle.is_held(Role.OWNER):
+                return False
+            if handle.take(Role.REMOVER):
+                _unlink_if_ours(handle)
+                with contextlib.suppress(LayoutMismatchError, OSError):
+                    lib.shr_header_retire(Mapping(handle, writable=True).header)
+                return True
+        finally:
+            handle.close()
+        time.sleep(_REMOVAL_POLL_S)
+    return False  # a living process holds on to it after all, if only as its remover
 
 
 def attach_mapping(name: str, *, writable: bool, timeout_s: float | None = 0) -> Mapping:
     """Map the segment of that name. Waits up to `timeout_s` for it to appear (None: for ever).
 
-    Raises SegmentNotFoundError, SegmentAccessError (at once: waiting would not help) or
+    One that is just being removed does not count: whoever made it is gone, and a next one may
+    come. Raises SegmentNotFoundError, SegmentAccessError (at once: waiting would not help) or
     LayoutMismatchError.
     """
     check_name(name)
@@ -376,22 +427,29 @@ def attach_mapping(name: str, *, writable: bool, timeout_s: float | None = 0) ->
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
         try:
-            handle = Handle(_open(name, read_only=not writable), name)
+            mapping = look_at(name, writable=writable)
+            if not mapping.is_retired:
+                return mapping
+            mapping.handle.close()
+            raise SegmentNotFoundError(f"segment is being removed: name={name}", name=name)  # noqa: TRY301
         except SegmentNotFoundError:
             if deadline is not None and time.monotonic() >= deadline:
                 raise
-        else:
-            try:
-                return Mapping(handle, writable=writable)
-            except LayoutMismatchError:
-                # something of that name is not whole; another process may be about to replace it
-                handle.close()
-                if deadline is None or time.monotonic() >= deadline:
-                    raise
-            except BaseException:
-                handle.close()
+        except LayoutMismatchError:
+            # something of that name is not whole; another process may be about to replace it
+            if deadline is None or time.monotonic() >= deadline:
                 raise
         time.sleep(_ATTACH_POLL_S)
+
+
+def look_at(name: str, *, writable: bool = False) -> Mapping:
+    """Map the segment of that name as it is, one that is being removed as well. Never waits."""
+    handle = Handle(_open(name, read_only=not writable), name)
+    try:
+        return Mapping(handle, writable=writable)
+    except BaseException:
+        handle.close()
+        raise
 
 
 def take_role(mapping: Mapping, role: Role) -> None:

@@ -54,6 +54,7 @@
 #define SHR_ROLE_OWNER 0
 #define SHR_ROLE_PRODUCER 1
 #define SHR_ROLE_CONSUMER 2
+#define SHR_ROLE_REMOVER 3 /* of a dead owner's leftover */
 
 struct shr_end_state {
     _Atomic uint32_t state;
