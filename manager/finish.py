@@ -175,7 +175,12 @@ def _fits_column(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and INT64_MIN <= value <= INT64_MAX
 
 
-_DETAILS = msgspec.msgpack.Decoder(dict[str, Any])
+def _refuse_extension(code: int, _data: memoryview) -> Any:  # noqa: ANN401 -- never returns
+    """The dictionary is echoed as JSON, which has no extension types."""
+    raise CodecError(f"finish details hold an extension type: code={code}")
+
+
+_DETAILS = msgspec.msgpack.Decoder(dict[str, Any], ext_hook=_refuse_extension)
 
 
 def decode(code: int, value: int, details: bytes) -> FinishReason | None:
