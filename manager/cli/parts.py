@@ -1,0 +1,111 @@
+"""`scheduler` and `worker`: the parts of a deployment, each as a process that any supervisor can run."""
+
+from __future__ import annotations
+
+import random
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from manager.deployment import read_manifest
+from manager.engines.catalogue import CONTINUES_PROMPT, ENGINE_NAMES, make_engine
+from manager.engines.loop import run_engine
+from manager.errors import DeploymentEndedError
+from manager.scheduler_port import SchedulerPort
+from manager.worker import run_worker
+from shmring import SegmentNotFoundError
+
+if TYPE_CHECKING:
+    import argparse
+
+_SILENT_WAIT_S = 0.5
+
+
+def add_scheduler_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """`python -m manager scheduler`."""
+    parser = commands.add_parser("scheduler", help="run an embedded engine as the scheduler of a deployment")
+    _add_common(parser)
+    parser.add_argument("--engine", choices=ENGINE_NAMES, required=True)
+    parser.add_argument("--seed", type=int, help="of requests without a seed; default: random")
+    parser.add_argument("--chunk", type=int, default=1, help="echo: tokens of each request a step")
+    parser.set_defaults(run=_run_scheduler)
+
+
+def add_worker_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """`python -m manager worker`."""
+    parser = commands.add_parser("worker", help="run one detok worker of a deployment")
+    _add_common(parser)
+    parser.add_argument("--shard", type=int, required=True, help="which of the deployment's shards, from 0")
+    parser.set_defaults(run=_run_worker)
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--name", required=True, help="the deployment's name")
+    parser.add_argument(
+        "--timeout", type=float, metavar="S", help="wait so long for the deployment; default: for ever"
+    )
+    parser.add_argument(
+        "--supervised", action="store_true", help="leave Ctrl-C to the manager that started this process"
+    )
+    parser.add_argument("--verbose", action="store_true")
+
+
+def _stop_on_signals(*, supervised: bool) -> threading.Event:
+    stop = threading.Event()
+
+    def on_signal(_number: int, _frame: object) -> None:
+        stop.set()
+
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, signal.SIG_IGN if supervised else on_signal)
+    return stop
+
+
+def _await_deployment(options: argparse.Namespace, stop: threading.Event) -> bool:
+    """Wait for the manifest, and say so if it takes a while. False: told to stop meanwhile.
+
+    Raises SegmentNotFoundError when the time given is over.
+    """
+    waited_s, is_told = 0.0, False
+    while not stop.is_set():
+        step_s = (
+            _SILENT_WAIT_S if options.timeout is None else min(_SILENT_WAIT_S, options.timeout - waited_s)
+        )
+        try:
+            read_manifest(options.name, max(0.0, step_s))
+        except (SegmentNotFoundError, DeploymentEndedError):
+            waited_s += _SILENT_WAIT_S
+            if options.timeout is not None and waited_s >= options.timeout:
+                raise
+            if not is_told:
+                print(f"waiting for a manager of the deployment: name={options.name}", file=sys.stderr)
+                is_told = True
+            stop.wait(0.02)
+        else:
+            return True
+    return False
+
+
+def _run_scheduler(options: argparse.Namespace) -> int:
+    stop = _stop_on_signals(supervised=options.supervised)
+    if not _await_deployment(options, stop):
+        return 0
+    randomness = random.Random(options.seed)  # noqa: S311 - it draws words
+    continues_prompt = CONTINUES_PROMPT[options.engine]
+    with SchedulerPort.attach(options.name, timeout_s=1.0, continues_prompt=continues_prompt) as port:
+        engine = make_engine(options.engine, port, randomness=randomness, chunk=options.chunk)
+        try:
+            run_engine(engine, port, should_stop=stop.is_set)
+        except DeploymentEndedError as error:
+            if not error.orderly:
+                raise
+    return 0
+
+
+def _run_worker(options: argparse.Namespace) -> int:
+    stop = _stop_on_signals(supervised=options.supervised)
+    if not _await_deployment(options, stop):
+        return 0
+    ended_well = run_worker(options.name, options.shard, timeout_s=1.0, should_stop=stop.is_set)
+    return 0 if ended_well else 1

@@ -1,0 +1,173 @@
+"""The manager's way to the rings: it only ever tries, and keeps what did not fit.
+
+The manager waits for nobody, so that no circle of full rings can lock. New requests are refused
+when a ring is full; aborts and deregistrations are kept and tried again, in order, ahead of
+everything new. What is kept is bounded by the number of requests in flight.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import numpy as np
+
+from manager import messages
+from manager.errors import QueueFullError
+from manager.ids import shard_of
+from manager.sampling import SAMPLING_DTYPE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from manager.sampling import NormalizedSampling
+    from shmring import Producer
+
+_IDS_AT_ONCE: Final = 256
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """A request that is ready to go."""
+
+    request_id: int
+    rid: str
+    prompt_ids: NDArray[np.int32]
+    """(n,) int32, n >= 1, checked."""
+    prompt_tail: NDArray[np.int32]
+    """The last few of them, for the decoder."""
+    sampling: NormalizedSampling
+
+
+class Outbox:
+    """The producing ends of the manager: the ingress ring and one register ring a shard."""
+
+    def __init__(self, ingress: Producer, registers: Sequence[Producer]) -> None:
+        self._ingress = ingress
+        self._registers = tuple(registers)
+        self._aborts: deque[int] = deque()
+        self._deregistrations: tuple[deque[int], ...] = tuple(deque() for _ in registers)
+
+    @property
+    def kept_count(self) -> int:
+        """Aborts and deregistrations that did not fit yet."""
+        return len(self._aborts) + sum(map(len, self._deregistrations))
+
+    def send(self, dispatch: Dispatch) -> None:
+        """Register the request with its shard, then give it to the scheduler: in this order.
+
+        A worker must know of a request before its first chunk can come. Raises QueueFullError,
+        with nothing left behind.
+        """
+        shard = shard_of(dispatch.request_id, len(self._registers))
+        self.flush()
+        if self._aborts or self._deregistrations[shard]:
+            # they were here first, and a new request must not make them wait
+            raise QueueFullError("rings are full: aborts are waiting for room")
+        if not self._register(shard, dispatch):
+            raise QueueFullError(f"register ring is full: shard={shard}")
+        if not self._push_request(dispatch):
+            self.deregister(dispatch.request_id)
+            raise QueueFullError("ingress ring is full: the scheduler is behind")
+
+    def abort(self, request_id: int) -> None:
+        """Tell the scheduler to drop a request. Never lost: kept until there is room."""
+        self._aborts.append(request_id)
+        self._flush_aborts()
+
+    def deregister(self, request_id: int) -> None:
+        """Tell the shard that a request has ended elsewhere."""
+        shard = shard_of(request_id, len(self._registers))
+        self._deregistrations[shard].append(request_id)
+        self._flush_deregistrations(shard)
+
+    def forget_deregistrations(self, shard: int) -> None:
+        """The shard's worker is a new one and knows of nothing."""
+        self._deregistrations[shard].clear()
+
+    def flush(self) -> int:
+        """Try again what was kept; returns how many are still kept."""
+        self._flush_aborts()
+        for shard in range(len(self._registers)):
+            self._flush_deregistrations(shard)
+        return self.kept_count
+
+    def _flush_aborts(self) -> None:
+        while self._aborts:
+            ids = _head(self._aborts)
+            if not messages.ABORT.push(self._ingress, len(ids), ids):
+                return
+            _drop(self._aborts, len(ids))
+
+    def _flush_deregistrations(self, shard: int) -> None:
+        kept = self._deregistrations[shard]
+        while kept:
+            ids = _head(kept)
+            if not messages.DEREGISTER.push(self._registers[shard], len(ids), ids):
+                return
+            _drop(kept, len(ids))
+
+    def _register(self, shard: int, dispatch: Dispatch) -> bool:
+        params = dispatch.sampling.params
+        output = np.array(
+            [
+                (
+                    params.min_new_tokens,
+                    params.skip_special_tokens,
+                    params.spaces_between_special_tokens,
+                    params.no_stop_trim,
+                )
+            ],
+            messages.OUTPUT_DTYPE,
+        )
+        stops = dispatch.sampling.stop_strs
+        stop_lengths, stop_bytes = messages.pack_bytes([msgspec.msgpack.encode(stops) if stops else b""])
+        return messages.REGISTER.push(
+            self._registers[shard],
+            1,
+            np.array([dispatch.request_id], np.uint64),
+            output,
+            np.array([len(dispatch.prompt_tail)], np.uint32),
+            dispatch.prompt_tail,
+            stop_lengths,
+            stop_bytes,
+        )
+
+    def _push_request(self, dispatch: Dispatch) -> bool:
+        sampling = dispatch.sampling
+        extra_lengths, extras = messages.pack_bytes([sampling.extras()])
+        rid_lengths, rids = messages.pack_bytes([dispatch.rid.encode()])
+        return messages.REQUEST.push(
+            self._ingress,
+            1,
+            np.array([dispatch.request_id], np.uint64),
+            np.array([len(dispatch.prompt_ids)], np.uint32),
+            dispatch.prompt_ids,
+            np.array([sampling.to_row()], SAMPLING_DTYPE),
+            np.array([len(sampling.stop_token_ids)], np.uint32),
+            np.array(sampling.stop_token_ids, np.int32),
+            extra_lengths,
+            extras,
+            rid_lengths,
+            rids,
+        )
+
+    def close(self) -> None:
+        """Finish all ends: the scheduler and the workers take what is there and see the end."""
+        self._ingress.close()
+        for register in self._registers:
+            register.close()
+
+
+def _head(kept: deque[int]) -> NDArray[np.uint64]:
+    count = min(len(kept), _IDS_AT_ONCE)
+    return np.fromiter((kept[i] for i in range(count)), np.uint64, count)
+
+
+def _drop(kept: deque[int], count: int) -> None:
+    for _ in range(count):
+        kept.popleft()

@@ -1,0 +1,114 @@
+"""Processes that the manager starts: its workers, and an embedded engine. It owns their lives.
+
+A part that dies is started again, a bounded number of times a minute. Parts end by themselves
+when the manager closes its rings; only one that does not is ended from outside. Parts that
+somebody else started are not touched.
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+log = logging.getLogger(__name__)
+
+_RESTART_WINDOW_S: Final = 60.0
+_POLL_S: Final = 0.01
+_TERMINATE_S: Final = 1.0
+
+
+@dataclass
+class Part:
+    """One process of ours."""
+
+    label: str
+    arguments: tuple[str, ...]
+    """Of `python -m manager`."""
+    process: subprocess.Popen[bytes] | None = None
+    starts: deque[float] = field(default_factory=deque)
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return None if self.process is None else self.process.poll()
+
+    def start(self) -> None:
+        """Start the process; it ignores Ctrl-C, which is the manager's to handle."""
+        self.starts.append(time.monotonic())
+        self.process = subprocess.Popen(  # noqa: S603 - our own module, in our own interpreter
+            [sys.executable, "-m", "manager", *self.arguments], stdin=subprocess.DEVNULL
+        )
+
+
+class Supervisor:
+    """Starts parts, starts them again when they die, and ends them."""
+
+    def __init__(self, *, restarts_max: int) -> None:
+        self._restarts_max = restarts_max
+        self._parts: dict[str, Part] = {}
+        self._given_up: set[str] = set()
+
+    def start(self, label: str, arguments: Sequence[str]) -> None:
+        """Start one part under a name of its own."""
+        part = Part(label, tuple(arguments))
+        self._parts[label] = part
+        part.start()
+
+    def is_ours(self, label: str) -> bool:
+        """Tell whether this part was started here."""
+        return label in self._parts
+
+    def exit_code(self, label: str) -> int | None:
+        """Exit code of a part of ours; None while it runs."""
+        return self._parts[label].exit_code
+
+    def is_given_up(self, label: str) -> bool:
+        """Tell whether a part died so often that it is not started again."""
+        return label in self._given_up
+
+    def restart_dead(self) -> list[str]:
+        """Start again what has died; returns the labels of those started."""
+        restarted = []
+        for label, part in self._parts.items():
+            if part.exit_code is None or label in self._given_up:
+                continue
+            now = time.monotonic()
+            while part.starts and now - part.starts[0] > _RESTART_WINDOW_S:
+                part.starts.popleft()
+            if len(part.starts) > self._restarts_max:
+                log.error("%s died too often and is not started again: exit_code=%s", label, part.exit_code)
+                self._given_up.add(label)
+                continue
+            log.warning("%s died and is started again: exit_code=%s", label, part.exit_code)
+            part.start()
+            restarted.append(label)
+        return restarted
+
+    def stop(self, timeout_s: float) -> None:
+        """Wait for all to end by themselves, then insist. Returns when none is left."""
+        deadline = time.monotonic() + timeout_s
+        processes = [part.process for part in self._parts.values() if part.process is not None]
+        _wait(processes, deadline)
+        for process in processes:
+            if process.poll() is None:
+                log.warning("a part did not end by itself: pid=%d", process.pid)
+                process.terminate()
+        _wait(processes, time.monotonic() + _TERMINATE_S)
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+        self._parts.clear()
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], deadline: float) -> None:
+    while time.monotonic() < deadline and any(process.poll() is None for process in processes):
+        time.sleep(_POLL_S)

@@ -1,0 +1,588 @@
+"""The tokenizer manager: takes text in, gives token ids to a scheduler, streams text out.
+
+    async with TokenizerManager(settings) as manager:
+        await manager.wait_until_ready()
+        async for output in manager.generate(GenerateRequest(text="Once upon a time", stream=True)):
+            print(output.text, end="")
+
+It lives in one event loop and waits for nobody: tokenizing happens in threads, ring ends only
+ever try, one thread sleeps for all replies. Everything that can grow has a bound in `Settings`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+import shmring
+from manager.deployment import Deployment, Facts, ingress_name, register_name, reply_name
+from manager.detokenize import PROMPT_TAIL_MAX
+from manager.errors import (
+    ConfigError,
+    DisconnectedError,
+    InternalError,
+    ManagerError,
+    PartLostError,
+    QueueFullError,
+    UnavailableError,
+    ValidationError,
+)
+from manager.ids import RequestIds, shard_of
+from manager.inbox import Inbox
+from manager.lifecycle import Event, State
+from manager.limits import Limits
+from manager.outbox import Dispatch, Outbox
+from manager.request import GenerateRequest, SingleRequest, fan_out
+from manager.sampling import NormalizedSampling
+from manager.stream import RequestStream
+from manager.supervisor import Supervisor
+from manager.tokenizer import LoadedTokenizer, load_tokenizer
+from shmring import AsyncWaiter, PeerState
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+    from types import TracebackType
+
+    import numpy as np
+    from numpy.typing import NDArray
+    from typing_extensions import Self
+
+    from manager.config import Settings
+    from manager.finish import FinishReason
+
+log = logging.getLogger(__name__)
+
+_RECORDS_AT_ONCE: Final = 64
+#: Seconds between two tries of what did not fit a ring.
+_RETRY_S: Final = 0.001
+_ABORT_FLUSH_S: Final = 0.5
+_SCHEDULER: Final = "scheduler"
+
+
+@dataclass(frozen=True)
+class GenerateOutput:
+    """One piece of one request's output."""
+
+    index: int
+    """The prompt's place in the request."""
+    sample: int
+    rid: str
+    text: str
+    """New text since the last piece; all of it if the request does not stream."""
+    output_ids: list[int]
+    """New token ids, as `text`."""
+    prompt_tokens: int
+    completion_tokens: int
+    """Generated so far, a trimmed stop token included."""
+    finish_reason: FinishReason | None
+    """Set on the last piece."""
+    error: ManagerError | None = None
+    """Set on the last piece of a request of a batch that failed; the others go on."""
+
+
+class PartState(Enum):
+    """What is known of a worker or the scheduler."""
+
+    WAITING = "waiting"
+    """Not there yet."""
+    READY = "ready"
+    LOST = "lost"
+    """Died, or left; it may come again."""
+
+
+class TokenizerManager:
+    """The manager of one deployment. Use it as an async context manager."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        engine: str | None = None,
+        start_workers: bool = True,
+        request_ids: RequestIds | None = None,
+    ) -> None:
+        """`engine`: an embedded engine to start as the scheduler; None: somebody's own attaches.
+
+        `start_workers` False: somebody else starts `python -m manager worker`.
+        """
+        self._settings = settings
+        self._engine = engine
+        self._start_workers = start_workers
+        self._request_ids = request_ids or RequestIds()
+        self._streams: dict[int, RequestStream] = {}
+        self._rids: dict[str, int] = {}
+        self._starting = 0
+        """Requests that are being tokenized: they count, and are not in the tables yet."""
+        self._state = "new"
+        self._attaches: dict[str, int] = {}
+        self._part_states: dict[str, PartState] = {}
+
+    async def start(self) -> None:
+        """Make the deployment and start its parts. Raises before anything is left behind."""
+        assert self._state == "new", f"a manager is started once: state={self._state}"
+        settings = self._settings
+        self._loop = asyncio.get_running_loop()
+        self._tokenizer = (
+            await self._loop.run_in_executor(None, load_tokenizer, settings.tokenizer)
+            if settings.has_tokenizer
+            else None
+        )
+        facts = _facts(settings, self._tokenizer)
+        self.limits = Limits(
+            vocab_size=facts.vocab_size,
+            context_length=settings.context_length,
+            reserved_tokens=settings.reserved_tokens,
+            allow_auto_truncate=settings.allow_auto_truncate,
+            has_tokenizer=self._tokenizer is not None,
+        )
+        self._deployment = Deployment(settings, facts)
+        self._state = "running"
+        self._supervisor = Supervisor(restarts_max=settings.restarts_max)
+        self._pool = ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")
+        self._waiter = AsyncWaiter()
+        self._take_ends()
+        self._stopping = asyncio.Event()
+        self._tasks = [
+            asyncio.create_task(self._serve_replies(shard)) for shard in range(settings.workers)
+        ] + [asyncio.create_task(self._watch())]
+        self._flusher: asyncio.Task[None] | None = None
+        self._start_parts()
+
+    def _take_ends(self) -> None:
+        settings, deployment, name = self._settings, self._deployment, self._settings.name
+        # takeover everywhere: a part that dies is replaced, and `_watch` tells of it
+        self._ingress = deployment.ring(ingress_name(name)).producer(takeover=True)
+        registers = [
+            deployment.ring(register_name(name, shard)).producer(takeover=True)
+            for shard in range(settings.workers)
+        ]
+        self._outbox = Outbox(self._ingress, registers)
+        self._replies = [
+            deployment.ring(reply_name(name, shard)).consumer(takeover=True)
+            for shard in range(settings.workers)
+        ]
+        self._inboxes = [Inbox(reply, self) for reply in self._replies]
+        for label in (_SCHEDULER, *(_worker(shard) for shard in range(settings.workers))):
+            self._part_states[label] = PartState.WAITING
+            self._attaches[label] = 0
+
+    def _start_parts(self) -> None:
+        name = self._settings.name
+        if self._start_workers:
+            for shard in range(self._settings.workers):
+                arguments = ("worker", "--name", name, "--shard", str(shard), "--supervised")
+                self._supervisor.start(_worker(shard), arguments)
+        if self._engine is not None:
+            arguments = ("scheduler", "--name", name, "--engine", self._engine, "--supervised")
+            self._supervisor.start(_SCHEDULER, arguments)
+
+    async def wait_until_ready(self, timeout_s: float | None = None) -> bool:
+        """Wait for a scheduler and all workers. False: `timeout_s` has passed; see `missing_parts`.
+
+        Raises ConfigError if a part that we started cannot start.
+        """
+        deadline = None if timeout_s is None else self._loop.time() + timeout_s
+        while self.missing_parts():
+            self._look_at_parts()
+            for label in self.missing_parts():
+                self._check_start(label)
+            if deadline is not None and self._loop.time() >= deadline:
+                return not self.missing_parts()
+            await asyncio.sleep(0.01)
+        return True
+
+    def _check_start(self, label: str) -> None:
+        """A part that ended before it ever was ready will not be ready the next time either."""
+        if self._supervisor.is_ours(label) and not self._attaches[label]:
+            code = self._supervisor.exit_code(label)
+            if code is not None:
+                raise ConfigError(f"{label} cannot start: exit_code={code}", setting=label)
+
+    def missing_parts(self) -> list[str]:
+        """The parts that are not there: "scheduler", "worker 0", ..."""
+        return [label for label, state in self._part_states.items() if state is not PartState.READY]
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
+        """Serve a request: its output as it comes (stream) or each prompt's whole output at its end.
+
+        Raises ValidationError (400), UnavailableError (503) and what ends the request; in a batch
+        a request that fails ends with an output that carries its `error`, and the others go on.
+        Leaving the iteration early aborts what is still running.
+        """
+        self._check_running()
+        singles = fan_out(request)
+        streams: list[RequestStream] = []
+        try:
+            streams = await self._admit(singles)
+            for stream in streams:
+                self._dispatch(stream)
+            if len(streams) == 1 and not request.is_batch:
+                async for output in self._outputs(streams[0]):
+                    yield output
+            else:
+                async for output in self._merged(streams):
+                    yield output
+        finally:
+            for stream in streams:
+                self._leave(stream)
+
+    async def _admit(self, singles: list[SingleRequest]) -> list[RequestStream]:
+        """Check all, take their rids, tokenize: from here on each has a place in the tables."""
+        normalized = []
+        for single in singles:
+            if single.return_logprob or single.return_hidden_states:
+                field = "return_logprob" if single.return_logprob else "return_hidden_states"
+                raise ValidationError(f"{field} is not served by this deployment", field=field)
+            self.limits.validate(single)
+            normalized.append(
+                NormalizedSampling.of(
+                    single.sampling,
+                    vocab_size=self.limits.vocab_size,
+                    has_tokenizer=self.limits.has_tokenizer,
+                )
+            )
+            if single.sampling.stop_regex:
+                raise ValidationError("stop_regex is not served by this deployment", field="stop_regex")
+        self._reserve(singles)
+        streams: list[RequestStream] = []
+        try:
+            prompts = await self._tokenize(singles)
+            self._check_running()
+            for single, sampling, prompt_ids in zip(singles, normalized, prompts, strict=True):
+                streams.append(self._prepare(single, sampling, prompt_ids))
+        except BaseException:
+            for stream in streams:
+                del self._streams[stream.request_id]
+            for single in singles:
+                self._rids.pop(single.rid, None)
+            raise
+        finally:
+            self._starting -= len(singles)
+        return streams
+
+    def _reserve(self, singles: list[SingleRequest]) -> None:
+        """Take the rids and the room of all, or of none."""
+        for single in singles:
+            if single.rid in self._rids:
+                raise ValidationError(f"rid is in flight already: rid={single.rid}", field="rid")
+        flying = len(self._streams) + self._starting + len(singles)
+        if flying > self._settings.requests_max:
+            raise QueueFullError(
+                f"too many requests in flight: count={flying}, max={self._settings.requests_max}"
+            )
+        for single in singles:
+            self._rids[single.rid] = 0
+        self._starting += len(singles)
+
+    async def _tokenize(self, singles: list[SingleRequest]) -> list[NDArray[np.int32]]:
+        """Ids of every prompt; those that are text are encoded in one go in a thread."""
+        texts = [single.text for single in singles if single.text is not None]
+        encoded: list[NDArray[np.int32]] = []
+        if texts:
+            assert self._tokenizer is not None, "text was refused where there is no tokenizer"
+            encoded = await self._loop.run_in_executor(self._pool, self._tokenizer.encode, texts)
+        rest = iter(encoded)
+        return [single.input_ids if single.input_ids is not None else next(rest) for single in singles]
+
+    def _prepare(
+        self, single: SingleRequest, sampling: NormalizedSampling, prompt_ids: NDArray[np.int32]
+    ) -> RequestStream:
+        """The checks that every request passes last, whatever way it came."""
+        request_id = self._request_ids.take()
+        stream = RequestStream(request_id, shard_of(request_id, self._settings.workers), single)
+        stream.move(Event.VALIDATED)
+        stream.move(Event.NEEDS_NORMALIZE)
+        if single.input_ids is None:
+            stream.move(Event.NEEDS_TOKENIZE)
+            stream.move(Event.TOKENIZED)
+        else:
+            stream.move(Event.ALREADY_TOKENIZED)
+        if len(prompt_ids) == 0:
+            raise ValidationError("prompt has no tokens", field="text")
+        self.limits.check_input_ids(prompt_ids)
+        prompt_ids, sampling = self.limits.check_total_tokens(prompt_ids, sampling)
+        stream.prompt_count = len(prompt_ids)
+        stream.dispatch = Dispatch(
+            request_id, single.rid, prompt_ids, prompt_ids[-PROMPT_TAIL_MAX:], sampling
+        )
+        self._streams[request_id] = stream
+        self._rids[single.rid] = request_id
+        return stream
+
+    def _dispatch(self, stream: RequestStream) -> None:
+        """Send one request on its way, or end it with the reason why not."""
+        try:
+            for label in (_SCHEDULER, _worker(stream.shard)):
+                if self._part_states[label] is not PartState.READY:
+                    raise UnavailableError(f"part is not there: part={label}, name={self._settings.name}")
+            dispatch, stream.dispatch = stream.dispatch, None
+            assert dispatch is not None, "a request is dispatched once"
+            self._outbox.send(dispatch)
+            stream.move(Event.PRE_SEND_VALIDATED)
+        except ManagerError as error:
+            self._keep_flushing()
+            stream.fail(error)
+            self._forget(stream)
+        except shmring.RecordTooLargeError as error:
+            stream.fail(
+                ValidationError(
+                    f"request does not fit a ring: length={error.length}, max={error.length_max}",
+                    field="input_ids",
+                )
+            )
+            self._outbox.deregister(stream.request_id)
+            self._forget(stream)
+
+    async def _outputs(self, stream: RequestStream) -> AsyncGenerator[GenerateOutput, None]:
+        while True:
+            delta = await stream.take()
+            yield GenerateOutput(
+                index=stream.request.index,
+                sample=stream.request.sample,
+                rid=stream.request.rid,
+                text=delta.text,
+                output_ids=delta.token_ids,
+                prompt_tokens=stream.prompt_count,
+                completion_tokens=delta.completion_count,
+                finish_reason=delta.finish_reason,
+            )
+            if delta.finish_reason is not None:
+                return
+
+    async def _merged(self, streams: list[RequestStream]) -> AsyncGenerator[GenerateOutput, None]:
+        """The outputs of several requests as they come, each request's in order."""
+        iterators = [self._outputs_or_error(stream) for stream in streams]
+        nexts = {asyncio.ensure_future(anext(iterator)): iterator for iterator in iterators}
+        try:
+            while nexts:
+                done, _ = await asyncio.wait(nexts, return_when=asyncio.FIRST_COMPLETED)
+                for future in done:
+                    iterator = nexts.pop(future)
+                    try:
+                        output = future.result()
+                    except StopAsyncIteration:
+                        continue
+                    yield output
+                    nexts[asyncio.ensure_future(anext(iterator))] = iterator
+        finally:
+            for future in nexts:
+                future.cancel()
+            await asyncio.gather(*nexts, return_exceptions=True)
+
+    async def _outputs_or_error(self, stream: RequestStream) -> AsyncGenerator[GenerateOutput, None]:
+        try:
+            async for output in self._outputs(stream):
+                yield output
+        except ManagerError as error:
+            yield GenerateOutput(
+                index=stream.request.index,
+                sample=stream.request.sample,
+                rid=stream.request.rid,
+                text="",
+                output_ids=[],
+                prompt_tokens=stream.prompt_count,
+                completion_tokens=stream.completion_count,
+                finish_reason=None,
+                error=error,
+            )
+
+    def abort(self, rid: str) -> int:
+        """Abort the requests that the client calls `rid`; returns how many there were.
+
+        Each ends with DisconnectedError. An unknown or empty rid aborts nothing.
+        """
+        found = [
+            stream
+            for stream in self._streams.values()
+            if rid and rid in (stream.request.rid, stream.request.client_rid)
+        ]
+        for stream in found:
+            self._abort(stream, DisconnectedError(f"request was aborted: rid={stream.request.rid}"))
+        return len(found)
+
+    def _abort(self, stream: RequestStream, error: ManagerError) -> None:
+        """The scheduler first, then the state: the other way round a zombie would run on."""
+        if stream.state in (State.QUEUED, State.STREAMING):
+            self._outbox.abort(stream.request_id)
+            self._outbox.deregister(stream.request_id)
+            self._keep_flushing()
+        stream.fail(error)
+        self._forget(stream)
+
+    def _leave(self, stream: RequestStream) -> None:
+        """The reader has gone; whatever still runs for it is stopped."""
+        if not stream.is_ended:
+            self._abort(stream, DisconnectedError("the reader has gone"))
+        self._forget(stream)
+
+    def _forget(self, stream: RequestStream) -> None:
+        """The rid is free again before the last event is handed over."""
+        self._streams.pop(stream.request_id, None)
+        if self._rids.get(stream.request.rid) == stream.request_id:
+            del self._rids[stream.request.rid]
+
+    def on_text(
+        self,
+        request_id: int,
+        text: str,
+        token_ids: list[int],
+        completion_count: int,
+        reason: FinishReason | None,
+    ) -> None:
+        """Hand a chunk to its request; one that has ended does not hear of it."""
+        stream = self._streams.get(request_id)
+        if stream is None:
+            return
+        if reason is not None:
+            self._forget(stream)
+            status = reason.abort_status()
+            if status is not None:
+                stream.fail(_error_of_status(*status))
+                return
+        stream.add(text, token_ids, completion_count, reason)
+
+    def on_fail(self, request_id: int, error: ManagerError) -> None:
+        """End a request with an error that a worker or the scheduler found."""
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            self._forget(stream)
+            stream.fail(error)
+
+    def on_abort_asked(self, request_id: int) -> None:
+        """Pass a worker's wish on to the scheduler."""
+        self._outbox.abort(request_id)
+        self._keep_flushing()
+
+    def on_result(self, control_id: int, payload: bytes) -> None:
+        """Take an answer to a control request; nobody asks any yet."""
+        log.warning("answer to no question: control_id=%d, length=%d", control_id, len(payload))
+
+    async def _serve_replies(self, shard: int) -> None:
+        reply, inbox = self._replies[shard], self._inboxes[shard]
+        while True:
+            await self._waiter.wait_until_readable(reply)
+            while inbox.do_work(_RECORDS_AT_ONCE):
+                await asyncio.sleep(0)
+
+    def _keep_flushing(self) -> None:
+        if self._outbox.kept_count and (self._flusher is None or self._flusher.done()):
+            self._flusher = asyncio.create_task(self._flush())
+
+    async def _flush(self) -> None:
+        while self._outbox.flush():
+            await asyncio.sleep(_RETRY_S)
+
+    async def _watch(self) -> None:
+        while True:
+            self._look_at_parts()
+            self._supervisor.restart_dead()
+            await asyncio.sleep(self._settings.check_interval_s)
+
+    def _look_at_parts(self) -> None:
+        for shard, reply in enumerate(self._replies):
+            end = reply.statistics().producer
+            if self._note(_worker(shard), end.state, end.attaches):
+                self._lose_worker(shard)
+        end = self._ingress.statistics().consumer
+        if self._note(_SCHEDULER, end.state, end.attaches):
+            self._lose_scheduler()
+
+    def _note(self, label: str, state: str, attaches: int) -> bool:
+        """Remember a part's state; True if it was there and is not, or is another process by now."""
+        before, attached_before = self._part_states[label], self._attaches[label]
+        is_there = state == PeerState.ATTACHED.value
+        if is_there:
+            self._part_states[label] = PartState.READY
+        elif attaches:
+            self._part_states[label] = PartState.LOST
+        self._attaches[label] = attaches
+        return (before is PartState.READY and not is_there) or attaches > attached_before > 0
+
+    def _lose_worker(self, shard: int) -> None:
+        label = _worker(shard)
+        inbox = self._inboxes[shard]
+        while inbox.do_work(_RECORDS_AT_ONCE):
+            pass  # what it had published is still good
+        self._outbox.forget_deregistrations(shard)
+        lost = [stream for stream in self._streams.values() if stream.shard == shard]
+        log.warning("%s has died: requests=%d", label, len(lost))
+        for stream in lost:
+            self._abort(stream, PartLostError(f"part has died: part={label}", part=label))
+
+    def _lose_scheduler(self) -> None:
+        lost = list(self._streams.values())
+        log.warning("the scheduler has gone: requests=%d", len(lost))
+        for stream in lost:
+            # the aborts reach its successor behind the requests that it may find in the ring
+            self._abort(stream, PartLostError("part has died: part=scheduler", part=_SCHEDULER))
+
+    @property
+    def in_flight_count(self) -> int:
+        """Requests that have not ended."""
+        return len(self._streams) + self._starting
+
+    def _check_running(self) -> None:
+        if self._state != "running":
+            raise UnavailableError(f"the manager is not running: state={self._state}")
+
+    async def close(self) -> None:
+        """End everything in order: requests, scheduler, workers, names. Twice is once."""
+        if self._state != "running":
+            return
+        self._state = "closed"
+        for stream in list(self._streams.values()):
+            self._abort(stream, DisconnectedError("the manager is shutting down"))
+        deadline = self._loop.time() + _ABORT_FLUSH_S
+        while self._outbox.flush() and self._loop.time() < deadline:
+            await asyncio.sleep(_RETRY_S)
+        for task in (*self._tasks, self._flusher):
+            if task is not None:
+                task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._waiter.close()
+        self._outbox.close()
+        await self._loop.run_in_executor(None, self._supervisor.stop, self._settings.stop_timeout_s)
+        for reply in self._replies:
+            reply.close()
+        self._deployment.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+def _worker(shard: int) -> str:
+    return f"worker {shard}"
+
+
+def _facts(settings: Settings, tokenizer: LoadedTokenizer | None) -> Facts:
+    vocab_size = settings.vocab_size
+    if tokenizer is None:
+        assert vocab_size is not None, "checked by the settings"
+        return Facts(vocab_size, settings.eos_token_ids or (), None)
+    if vocab_size is not None and vocab_size < tokenizer.vocab_size:
+        raise ConfigError(
+            "vocab_size is smaller than the tokenizer's: "
+            f"value={vocab_size}, tokenizer={tokenizer.vocab_size}",
+            setting="vocab_size",
+        )
+    eos = settings.eos_token_ids if settings.eos_token_ids is not None else tokenizer.eos_token_ids
+    return Facts(vocab_size or tokenizer.vocab_size, eos, tokenizer.path)
+
+
+def _error_of_status(status: int, message: str) -> ManagerError:
+    """The error class of an abort that the scheduler gave a status."""
+    for kind in (ValidationError, DisconnectedError, UnavailableError):
+        if status == kind.status:
+            return kind(message)
+    return ValidationError(message) if 400 <= status < 500 else InternalError(message)
