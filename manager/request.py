@@ -12,6 +12,7 @@ prompts, or a list with one value for each.
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -286,26 +287,36 @@ def _check_broadcast(
 ) -> None:
     """Charge every value that more than one single request gets a copy of.
 
-    A single request is never charged: what it carries was sent as such.
+    What only one of them carries was sent as such, and is not charged however large it is.
     """
-    copied = sum(
-        _copied_length(prompt) * params.n
-        for prompt, params in zip(prompts, sampling, strict=True)
-        if params.n > 1
-    )
-    # A shared value is one object; the sequences keep it alive, so its id is safe.
-    for values in (sampling, token_ids_logprob):
-        copies: dict[int, int] = {}
-        for value, params in zip(values, sampling, strict=True):
-            copies[id(value)] = copies.get(id(value), 0) + params.n
-        shared = {id(value): value for value in values if value is not None and copies[id(value)] > 1}
-        copied += sum(_copied_length(value) * copies[key] for key, value in shared.items())
+    samples = [params.n for params in sampling]
+    charges = {
+        "text" if isinstance(prompts[0], str) else "input_ids": sum(
+            _copied_length(prompt) * count
+            for prompt, count in zip(prompts, samples, strict=True)
+            if count > 1
+        ),
+        "sampling_params": _shared_length(sampling, samples),
+        "token_ids_logprob": _shared_length(token_ids_logprob, samples),
+    }
+    copied = sum(charges.values())
     if copied > BROADCAST_BYTES_MAX:
+        field = max(charges, key=lambda name: charges[name])
         raise ValidationError(
-            "request grows too large when its shared values are copied: "
+            f"{field} grows too large when every prompt and sample gets its copy: "
             f"bytes={copied}, max={BROADCAST_BYTES_MAX}",
-            field="sampling_params",
+            field=field,
         )
+
+
+def _shared_length(values: Sequence[SamplingParams | tuple[int, ...] | None], samples: Sequence[int]) -> int:
+    """Bytes of all copies of those values that are copied. A shared value is one object."""
+    copies = Counter[int]()
+    for value, count in zip(values, samples, strict=True):
+        copies[id(value)] += count
+    # The sequence keeps its objects alive, so an id names one of them only.
+    distinct = {id(value): value for value in values if value is not None}
+    return sum(_copied_length(value) * copies[key] for key, value in distinct.items() if copies[key] > 1)
 
 
 def _copied_length(shared: str | NDArray[np.int32] | SamplingParams | tuple[int, ...]) -> int:
