@@ -89,6 +89,17 @@ def test_the_bound_is_reached_by_the_worst_token():
     assert result == 3 + 4 * 3  # the pending character, four bad bytes; the fifth is held
 
 
+def test_the_bound_counts_the_text_of_a_first_token():
+    """A first token that is longer than elsewhere would be written past the buffer."""
+    core = _Core()
+    first = np.frombuffer(b"b" * 40, np.uint8)
+    first_offsets = np.array([0, *[40] * len(TEXTS)], np.uint32)
+    core.table.first_text = ffi.from_buffer("uint8_t[]", first)
+    core.table.first_offsets = ffi.from_buffer("uint32_t[]", first_offsets)
+    assert lib.detok_table_check(core.table, len(core.text), len(first)) == 0
+    assert core.decode([0], [2], [0, 0], core.bound([0, 0]))[1] == b"b" * 40 + b"a"
+
+
 @pytest.mark.parametrize(
     ("slots", "counts", "token_ids", "capacity", "refusal"),
     [

@@ -323,6 +323,35 @@ def test_a_character_and_a_half_in_a_token_gives_the_character_at_once(kind):
 
 
 @both_kinds
+def test_a_prompt_may_end_inside_a_character_of_a_long_token(kind):
+    """Only the last bytes of the prompt's last token begin the character."""
+    tokenizer = Tokenizer(models.BPE({"ä¸ŃäºĨæ": 0, "ĸ": 1, "ĩ": 2}, []))  # noqa: RUF001 - as above
+    tokenizer.decoder = decoders.ByteLevel()
+    decoder = load_decoder(tokenizer, kind=kind)
+    assert _one_by_one(decoder, [1, 2], prompt=[0]) == ["", "文", ""]
+
+
+def test_every_pair_of_bytes_decodes_as_python_decodes_it():
+    """Overlong forms, surrogates and what lies beyond U+10FFFF are told by the second byte."""
+    edges = [0x41, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xC2, 0xE0, 0xF0, 0xFF]
+    pairs = b"".join(bytes([first, second]) + b"a" for first in range(256) for second in range(256))
+    longer = b"".join(
+        bytes([first, second, third, fourth]) + b"a"
+        for first in (0xE0, 0xE1, 0xED, 0xEF, 0xF0, 0xF1, 0xF4)
+        for second in edges
+        for third in edges
+        for fourth in edges
+    )
+    decoder = _tiny("bytelevel")
+    for raw in (pairs, longer):
+        wanted = raw.decode("utf-8", "replace")
+        assert "".join(_stream(decoder, [list(raw)])) == wanted
+        slot = decoder.open(_ids([]))  # one byte a row, so that all of them are pending once
+        assert "".join(_decode(decoder, [(slot, [byte]) for byte in raw])) == wanted
+        decoder.close(slot)
+
+
+@both_kinds
 @pytest.mark.parametrize("text", ["中", "อั", "😀", "한국어", "👩‍💻"])
 def test_text_byte_by_byte_comes_out_whole(kind, text):
     """Thai, Korean and emoji were streamed as runs of U+FFFD."""
