@@ -65,7 +65,9 @@ class LibraryDecoder:
         if prompt_tail.dtype != np.int32 or prompt_tail.ndim != 1:
             raise TypeError(f"prompt_tail is not (m,) int32: {prompt_tail.dtype}, {prompt_tail.shape}")
         slot = self._slots.take()
-        self._windows[slot] = _Window(self._library, prompt_tail.tolist(), skip_special_tokens)
+        self._windows[slot] = _Window(
+            self._library, prompt_tail[-PROMPT_TAIL_MAX:].tolist(), skip_special_tokens
+        )
         return slot
 
     def close(self, slot: int) -> None:
@@ -196,7 +198,10 @@ class _Library:
 
 
 class _Window:
-    """One text. Of the text of `held`, `_sent_length` characters were sent."""
+    """One text. Of the text of `held`, `_sent_length` characters were sent.
+
+    `prompt_tail`: the prompt's last ids, at most PROMPT_TAIL_MAX.
+    """
 
     __slots__ = ("_context", "_held", "_library", "_prompt_broken", "_sent_length", "_skip", "unknown_ids")
 
@@ -209,7 +214,7 @@ class _Window:
         self._prompt_broken = 0
         self.unknown_ids = 0
 
-        tail = [token_id for token_id in prompt_tail[-PROMPT_TAIL_MAX:] if self._says(token_id)]
+        tail = [token_id for token_id in prompt_tail if self._says(token_id)]
         if tail:
             self._context = library.cut_context(tail, skip_special=skip_special)
             self._hold_incomplete(tail)
