@@ -12,7 +12,7 @@ from shmring.cli.units import format_bytes, format_duration, format_ratio
 if TYPE_CHECKING:
     from shmring.statistics import EndStatistics, RingStatistics
 
-#: Nanoseconds without a batch after which a consumer that is awake is called behind.
+#: Nanoseconds without a batch that are worth a word: then a consumer that is awake is behind.
 BEHIND_NS = 1_000_000_000
 #: Nanoseconds in which a sleeper that was woken gets the processor, even on a busy machine: until then
 #: it counts as asleep, and means nothing by it.
@@ -64,7 +64,7 @@ class Diagnosis:
     condition: Condition
     sentence: str
     brief: str
-    """The same in twenty characters or so."""
+    """The same in 21 characters."""
 
     @property
     def tone(self) -> Tone:
@@ -120,7 +120,10 @@ def _both_attached(ring: RingStatistics) -> Diagnosis:
             )
             return Diagnosis(Condition.STUCK, sentence, "both wait")
         sentence = f"full: {producer} has waited {waited} for {consumer}, which has {consumer_idle}"
-        return Diagnosis(Condition.FULL, sentence, f"producer waits {waited}")
+        is_long = ring.producer.waiting_ns >= BEHIND_NS
+        return Diagnosis(
+            Condition.FULL, sentence, f"producer waits {waited}" if is_long else "producer waits"
+        )
     if ring.consumer.waiting_ns is not None:
         if ring.used_bytes == 0:
             what = f"sleeps, nothing to take; {producer} has {_ago(ring.producer, 'published')}"

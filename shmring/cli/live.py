@@ -33,7 +33,7 @@ _COLUMNS = (
     Column("BYTES/S", is_number=True),
     Column("PWAIT", is_number=True),
     Column("CWAIT", is_number=True),
-    Column("NOW", clipped_to=20),
+    Column("NOW", clipped_to=21),
 )
 #: Narrower than this, the last column has the brief form of what goes on.
 _WIDTH_FOR_SENTENCES = 120
