@@ -101,12 +101,17 @@ class FinishReason:
     @classmethod
     def stop(cls, matched: int | str | list[int] | None = None) -> FinishReason:
         """Ended by a stop token, stop string or stop regex, or by the model's own end."""
-        return cls.from_mapping({"type": "stop"} if matched is None else {"type": "stop", "matched": matched})
+        if matched is None:
+            return cls.from_mapping({"type": "stop"})
+        # Engines hand over numpy integers, which are no ints to JSON and msgpack.
+        return cls.from_mapping(
+            {"type": "stop", "matched": matched if isinstance(matched, (str, list)) else int(matched)}
+        )
 
     @classmethod
     def length(cls, length: int) -> FinishReason:
         """Ended because `length` tokens were generated."""
-        return cls.from_mapping({"type": "length", "length": length})
+        return cls.from_mapping({"type": "length", "length": int(length)})
 
     @classmethod
     def abort(

@@ -122,7 +122,8 @@ def fan_out(
             f"request stands for too many: prompts={count}, samples={total}, max={BATCH_COUNT_MAX}", field="n"
         )
     token_ids_logprob = _token_ids_logprob(request.token_ids_logprob, count, is_batch=is_batch)
-    _check_broadcast(prompts, sampling, token_ids_logprob)
+    if total > 1:
+        _check_broadcast(prompts, sampling, token_ids_logprob)
 
     rids, client_rids = _rids(request.rid, count, is_batch=is_batch, random_bytes=random_bytes)
     return_logprob = _flags("return_logprob", request.return_logprob, count)

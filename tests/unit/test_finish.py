@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -149,6 +150,14 @@ def test_the_callers_dictionary_is_not_kept():
     raw["length"] = 8
     reason.to_mapping()["length"] = 9
     assert reason.to_mapping() == {"type": "length", "length": 7}
+
+
+def test_numpy_integers_are_taken_for_what_they_are():
+    """Columns are full of them; a stop token of that type was once nobody's stop."""
+    reason = FinishReason.stop(np.int32(9))
+    assert encode(reason) == (FinishCode.STOP_TOKEN, 9, b"")
+    assert decode(np.uint8(2), np.int64(9), b"") == reason
+    assert type(decode(np.uint8(3), np.int64(7), b"").to_mapping()["length"]) is int
 
 
 DETAILS = msgspec.msgpack.encode({"type": "stop"})

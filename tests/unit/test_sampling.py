@@ -6,8 +6,10 @@ them, and which field is to blame. They were written from the declared bounds, n
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
+import pickle
 from pathlib import Path
 
 import msgspec
@@ -409,6 +411,13 @@ def test_the_limit_can_be_changed_and_nothing_else():
     cut = normalized.with_max_new_tokens(7)
     assert cut.params == dataclasses.replace(normalized.params, max_new_tokens=7)
     assert cut.stop_strs == normalized.stop_strs
+
+
+def test_parameters_can_be_pickled_and_copied():
+    """Engines send the request objects on to their own ranks."""
+    normalized = _normalize({"logit_bias": {"5": 1.5}, "custom_params": {"a": [1]}, "stop": "END"})
+    assert pickle.loads(pickle.dumps(normalized)) == normalized
+    assert copy.deepcopy(normalized) == normalized
 
 
 def test_the_reference_table_has_a_line_for_every_parameter():
