@@ -9,12 +9,15 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from manager import stop_regex
 from manager.errors import ValidationError
 from manager.sampling.params import PARAMETERS, TOP_K_ALL, SamplingParams
 from manager.sampling.wire import DERIVED_COLUMNS, EXTRA_NAMES, SAMPLING_DTYPE, encode_extras
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 # Below this a division by the temperature overflows float32 logits; SGLang's number.
 GREEDY_TEMPERATURE: Final = 1e-6
@@ -22,9 +25,20 @@ GREEDY_TEMPERATURE: Final = 1e-6
 # At most one of these can rule the output.
 GRAMMARS: Final = ("json_schema", "regex", "ebnf", "structural_tag")
 
-_COLUMN_NAMES: Final = tuple(SAMPLING_DTYPE.names or ())
-_UNSET: Final = {name: PARAMETERS[name].unset for name in _COLUMN_NAMES if name not in DERIVED_COLUMNS}
-_PARAMETER_COLUMNS: Final = attrgetter(*_UNSET)
+_COLUMN_NAMES: Final = SAMPLING_DTYPE.names or ()
+_UNSET: Final = [0 if name in DERIVED_COLUMNS else PARAMETERS[name].unset for name in _COLUMN_NAMES]
+
+
+def _getter(names: Iterable[str]) -> Callable[[NormalizedSampling], tuple[Any, ...]]:
+    """Fetches parameters and derived values by name: the row of every request is made with it."""
+    getter: Callable[[NormalizedSampling], tuple[Any, ...]] = attrgetter(
+        *(f"params.{name}" if name in PARAMETERS else name for name in names)
+    )
+    return getter
+
+
+_COLUMNS: Final = _getter(_COLUMN_NAMES)
+_EXTRAS: Final = _getter(EXTRA_NAMES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,26 +120,19 @@ class NormalizedSampling:
             self, params=dataclasses.replace(self.params, max_new_tokens=max_new_tokens)
         )
 
+    @property
+    def has_seed(self) -> bool:
+        """Whether the client chose the seed; any int64 can be one, so none can say "unset"."""
+        return self.params.sampling_seed is not None
+
     def to_row(self) -> tuple[float | int | bool, ...]:
         """One row of SAMPLING_DTYPE."""
-        values = {
-            name: _UNSET[name] if value is None else value
-            for name, value in zip(_UNSET, _PARAMETER_COLUMNS(self.params), strict=True)
-        }
-        values["stop_str_max_len"] = self.stop_str_max_len
-        values["stop_regex_max_len"] = self.stop_regex_max_len
-        values["has_seed"] = self.params.sampling_seed is not None
-        return tuple(values[name] for name in _COLUMN_NAMES)
+        return tuple(
+            unset if value is None else value for value, unset in zip(_COLUMNS(self), _UNSET, strict=True)
+        )
 
     def extras(self) -> bytes:
         """What is rare and has no fixed shape, as msgpack; b"" when nothing is set."""
-        values: dict[str, Any] = {}
-        for name in EXTRA_NAMES:
-            value = (
-                getattr(self, name)
-                if name in ("stop_strs", "stop_regex_strs")
-                else getattr(self.params, name)
-            )
-            if value:
-                values[name] = value
-        return encode_extras(values)
+        return encode_extras(
+            {name: value for name, value in zip(EXTRA_NAMES, _EXTRAS(self), strict=True) if value}
+        )
