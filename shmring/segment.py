@@ -78,7 +78,11 @@ def check_timeout(timeout_s: float | None) -> float | None:
 
 
 class Handle:
-    """One open file description of a segment. It carries at most the locks taken through it."""
+    """One open file description of a segment. It carries at most the locks taken through it.
+
+    It is never mapped: a mapping holds its description open, in forked children as well, and the
+    lock of a dead parent would live on in every child.
+    """
 
     def __init__(self, fd: int, name: str) -> None:
         self.fd = fd
@@ -106,7 +110,7 @@ class Handle:
         """Another open file description of the same object, whatever its name leads to by now."""
         if self.fd < 0:
             raise RingClosedError(f"the segment is closed here, or belongs to our parent: name={self.name}")
-        return Handle(os.open(f"/proc/self/fd/{self.fd}", os.O_RDWR | os.O_CLOEXEC), self.name)
+        return Handle(_open_again(self.fd, writable=True), self.name)
 
     def names_us(self) -> bool:
         """Tell whether the name still leads to the object that we hold."""
@@ -118,12 +122,14 @@ class Handle:
         return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
 
     def close(self) -> None:
-        """Close the descriptor; the kernel drops the locks taken through it. Twice is once."""
+        """Drop the locks and close the descriptor. Twice is once."""
         fd, self.fd = self.fd, -1
-        self.taken.clear()
         if fd >= 0:
             _held.discard(self)
+            for role in self.taken:  # a child that was forked behind Python's back may have a copy
+                lib.shr_role_drop(fd, role)
             os.close(fd)
+        self.taken.clear()
 
     def __del__(self) -> None:
         """Do as close: a handle that is forgotten must not cost a descriptor, or keep a lock."""
@@ -131,8 +137,14 @@ class Handle:
 
     def forget(self) -> None:
         """In a forked child: close our copy; the parent's locks stay the parent's."""
+        self.taken.clear()
         with contextlib.suppress(OSError):
             self.close()
+
+
+def _open_again(fd: int, *, writable: bool) -> int:
+    """Open the object behind `fd` once more, whatever has become of its name."""
+    return os.open(f"/proc/self/fd/{fd}", (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
 
 
 def _path(name: str) -> Path:
@@ -199,7 +211,9 @@ class Mapping:
 
 def _map(handle: Handle, capacity: int, *, writable: bool, doubled: bool) -> tuple[Any, Any]:
     error = ffi.new("int *")
-    base = lib.shr_map(handle.fd, capacity, writable, doubled, error)
+    fd = _open_again(handle.fd, writable=writable)
+    base = lib.shr_map(fd, capacity, writable, doubled, error)
+    os.close(fd)
     if base == ffi.NULL:
         raise OSError(-error[0], f"cannot map segment: name={handle.name}, capacity={capacity}")
     # cast first: what comes of a later cast would not keep the memory mapped, and a pointer that
@@ -214,7 +228,9 @@ def _map(handle: Handle, capacity: int, *, writable: bool, doubled: bool) -> tup
 def _check_header(handle: Handle, size: int) -> tuple[Kind, int]:
     """Kind and capacity, after every constant of the header was compared. Read-only mapping."""
     error = ffi.new("int *")
-    base = lib.shr_map_header(handle.fd, error)
+    fd = _open_again(handle.fd, writable=False)
+    base = lib.shr_map_header(fd, error)
+    os.close(fd)
     if base == ffi.NULL:
         raise OSError(-error[0], f"cannot map segment: name={handle.name}")
     header = ffi.gc(ffi.cast("struct shr_header *", base), lambda pointer: lib.shr_unmap(pointer, 0, 0))
@@ -270,9 +286,10 @@ class OwnedSegment:
         self.name = check_name(name)
         check_mode(mode)
         temporary = f"~{secrets.token_hex(8)}"
-        self._handle = Handle(_create_object(temporary, mode), temporary)
+        self._handle = Handle(_create_object(temporary), temporary)
         try:
             self._fill(kind, capacity, payload, start_position)
+            os.fchmod(self._handle.fd, mode)  # exactly as asked, whatever the umask
             _link(self._handle, temporary, self.name)
         except BaseException:
             self._handle.close()
@@ -332,9 +349,9 @@ def _unlink_if_ours(handle: Handle) -> None:
         ) from None
 
 
-def _create_object(name: str, mode: int) -> int:
+def _create_object(name: str) -> int:
     memory = posix_ipc.SharedMemory(f"/{NAME_PREFIX}{name}", posix_ipc.O_CREX, mode=0o600)
-    os.fchmod(memory.fd, mode)  # exactly as asked, whatever the umask
+    os.fchmod(memory.fd, 0o600)  # under a umask of 0o777 we could not open it again ourselves
     return int(memory.fd)
 
 
