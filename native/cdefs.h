@@ -29,6 +29,7 @@
 #define SHR_NO_CLAIM ...
 #define SHR_NOTHING_DRAINED ...
 #define SHR_BAD_FRAME ...
+#define SHR_UNRELEASED ...
 #define SHR_WAIT_MAX ...
 #define SHR_FRAME_VERSION ...
 #define SHR_FRAME_HEADER_LENGTH ...
@@ -84,10 +85,8 @@ typedef struct {
 } shr_consumer;
 
 uint64_t shr_payload_length_max(uint64_t capacity);
-uint64_t shr_free_bytes(shr_producer *p);
-uint64_t shr_backlog_bytes(shr_consumer *c);
-int shr_consumer_state(const shr_producer *p);
-int shr_producer_state(const shr_consumer *c);
+int shr_consumer_state(shr_producer *p);
+int shr_producer_state(shr_consumer *c);
 
 void *shr_map(int fd, uint64_t capacity, int writable, int doubled, int *error);
 void shr_unmap(void *base, uint64_t capacity, int doubled);
@@ -119,5 +118,7 @@ typedef struct {
 int shr_wait(shr_consumer *const *consumers, uint32_t consumer_count, shr_producer *const *producers,
              const uint64_t *needs, uint32_t producer_count, shr_bell *bell, uint64_t spin_ns,
              uint64_t timeout_ns);
+void shr_wait_over(shr_consumer *const *consumers, uint32_t consumer_count, shr_producer *const *producers,
+                   uint32_t producer_count);
 void shr_bell_ring(shr_bell *bell);
 int shr_bell_answer(shr_bell *bell);

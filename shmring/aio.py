@@ -98,7 +98,7 @@ class AsyncWaiter:
             wait_any(consumers, bell=self._bell, policy=self._policy)
         for consumer in consumers:
             try:
-                if consumer.is_readable():
+                if consumer.is_readable() or consumer._is_peer_lost():
                     ready.append((consumer, None))
             except ShmringError as error:
                 ready.append((consumer, error))

@@ -14,9 +14,9 @@ from shmring._fast import ConsumerCore
 from shmring.end import Attachment, PeerState, producer_state
 from shmring.errors import EndOfRing
 from shmring.layout import Role
-from shmring.segment import attach_mapping
+from shmring.segment import attach_mapping, check_timeout
 from shmring.statistics import RingStatistics, statistics_of
-from shmring.waiter import CHECK_INTERVAL_S, Deadline, WaitPolicy, WaitSet
+from shmring.waiter import CHECK_INTERVAL_S, Deadline, WaitPolicy, WaitSet, wait_any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,6 +36,7 @@ class Consumer(ConsumerCore):
 
     _attachment: Attachment
     _policy: WaitPolicy
+    _takeover: bool
 
     @classmethod
     def attach(
@@ -65,6 +66,7 @@ class Consumer(ConsumerCore):
 
         consumer._attachment = Attachment(consumer, mapping, Role.CONSUMER, open_core)
         consumer._policy = policy
+        consumer._takeover = takeover
         return consumer
 
     @property
@@ -83,11 +85,13 @@ class Consumer(ConsumerCore):
         None: nothing came. Raises EndOfRing if the producer finished and nothing is left,
         PeerLostError within a second if it died.
         """
+        check_timeout(timeout_s)
         record = self.try_pop()
         return record if record is not None else self._wait_for(timeout_s, self.try_pop)
 
     def drain_wait(self, max_records: int, timeout_s: float | None = None) -> list[Record]:
         """As drain, waiting up to `timeout_s` for the first record. Empty: nothing came."""
+        check_timeout(timeout_s)
         records = self.drain(max_records)
         if records:
             return records
@@ -96,29 +100,22 @@ class Consumer(ConsumerCore):
     def wait_until_readable(self, timeout_s: float | None = None) -> bool:
         """Wait until something can be drained, or the end can be seen. False: `timeout_s` has passed.
 
-        A producer's death does not end this wait: ask `peer_state()`.
+        The producer's death is an end too: the next drain says so.
         """
-        deadline = Deadline(timeout_s)
-        waitset = WaitSet([self])
-        spin_ns = self._policy.value
-        while not self.is_readable():
-            if deadline.is_over:
-                return False
-            waitset.wait_slice(min(deadline.left_s(), CHECK_INTERVAL_S), spin_ns)
-            spin_ns = 0
-        return True
+        check_timeout(timeout_s)
+        return self.is_readable() or wait_any([self], timeout_s, policy=self._policy)
 
     def _wait_for(self, timeout_s: float | None, again: Callable[[], T | None]) -> T | None:
         deadline = Deadline(timeout_s)
-        waitset = WaitSet([self])
         spin_ns = self._policy.value
-        while not deadline.is_over:
-            waitset.wait_slice(min(deadline.left_s(), CHECK_INTERVAL_S), spin_ns)
-            # tried after a silent slice too: the try asks whether the peer still lives
-            found = again()
-            if found is not None:
-                return found
-            spin_ns = 0
+        with WaitSet([self]) as waitset:
+            while not deadline.is_over:
+                waitset.wait_slice(min(deadline.left_s(), CHECK_INTERVAL_S), spin_ns)
+                # tried after a silent slice too: the try asks whether the peer still lives
+                found = again()
+                if found is not None:
+                    return found
+                spin_ns = 0
         return None
 
     def __iter__(self) -> Iterator[bytes]:
@@ -134,6 +131,10 @@ class Consumer(ConsumerCore):
     def peer_state(self) -> PeerState:
         """What is known of the producer. One system call."""
         return producer_state(self.address)
+
+    def _is_peer_lost(self) -> bool:
+        """Tell whether a wait is in vain: the producer died, and no other is expected."""
+        return not self._takeover and self.is_open and self.peer_state() is PeerState.LOST
 
     def statistics(self) -> RingStatistics:
         """The ring's counters as they stand."""

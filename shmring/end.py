@@ -78,7 +78,7 @@ class Attachment:
         return self.mapping.handle.name
 
     def close(self) -> None:
-        """Drop the role's lock. The core has said that it is closed by now."""
+        """Drop the role's lock. The core has said that it is closed by now. Twice is once."""
         self._finalizer()
 
 

@@ -24,10 +24,29 @@ class Answer(IntEnum):
     NO_CLAIM = -7
     NOTHING_DRAINED = -8
     BAD_FRAME = -9
+    UNRELEASED = -10
 
 
 class ShmringError(Exception):
     """Base of every error that shmring raises of its own."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Travel between processes with text and facts, whatever the constructor takes."""
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(kind: type[ShmringError], args: tuple[object, ...], facts: dict[str, object]) -> ShmringError:
+    error = kind.__new__(kind)
+    (OSError if isinstance(error, OSError) else Exception).__init__(error, *args)
+    error.__dict__.update(facts)
+    return error
+
+
+class _EnvironmentError(ShmringError, OSError):
+    """Not our doing and not the caller's. `errno` is set, as with every OSError."""
+
+    def __str__(self) -> str:
+        return str(self.args[1])
 
 
 class BadNameError(ShmringError, ValueError):
@@ -48,7 +67,7 @@ class RecordTooLargeError(ShmringError, ValueError):
 
 
 class ClaimError(ShmringError, ValueError):
-    """A claim was taken twice, or used after it was given back."""
+    """A claim was taken twice or used after it was given back, or what is in hand bars the way."""
 
 
 class NothingDrainedError(ShmringError, ValueError):
@@ -76,7 +95,14 @@ class EndOfRing(ShmringError, EOFError):  # noqa: N818 - an end is no error, and
 
 
 class PeerLostError(ShmringError, ConnectionError):
-    """The process at the other end died, and nothing is left to take or no room to fill."""
+    """The process at the other end died, and nothing is left to take or no room to fill.
+
+    `pid` is what that process wrote of itself: for people, of its own pid namespace.
+    """
+
+    def __init__(self, message: str, *, pid: int = 0) -> None:
+        super().__init__(message)
+        self.pid = pid
 
 
 class CorruptRingError(ShmringError):
@@ -88,37 +114,37 @@ class CorruptRingError(ShmringError):
         self.found = found
 
 
-class RoleTakenError(ShmringError, PermissionError):
+class RoleTakenError(_EnvironmentError, PermissionError):
     """Another process holds this end of the ring. `holder_pid` is what that process wrote of itself."""
 
     def __init__(self, message: str, *, role: str, holder_pid: int) -> None:
-        super().__init__(message)
+        super().__init__(errno.EACCES, message)
         self.role = role
         self.holder_pid = holder_pid
 
 
-class SegmentExistsError(ShmringError, FileExistsError):
+class SegmentExistsError(_EnvironmentError, FileExistsError):
     """A living process owns a segment of that name."""
 
     def __init__(self, message: str, *, name: str, owner_pid: int) -> None:
-        super().__init__(message)
+        super().__init__(errno.EEXIST, message)
         self.name = name
         self.owner_pid = owner_pid
 
 
-class SegmentNotFoundError(ShmringError, FileNotFoundError):
+class SegmentNotFoundError(_EnvironmentError, FileNotFoundError):
     """No segment of that name, or none within the time given."""
 
     def __init__(self, message: str, *, name: str) -> None:
-        super().__init__(message)
+        super().__init__(errno.ENOENT, message)
         self.name = name
 
 
-class SegmentAccessError(ShmringError, PermissionError):
+class SegmentAccessError(_EnvironmentError, PermissionError):
     """The segment is there and belongs to somebody who does not let us in."""
 
     def __init__(self, message: str, *, name: str) -> None:
-        super().__init__(message)
+        super().__init__(errno.EACCES, message)
         self.name = name
 
 
@@ -131,16 +157,13 @@ class LayoutMismatchError(ShmringError):
         self.found = found
 
 
-class NoSharedMemoryError(ShmringError, OSError):
+class NoSharedMemoryError(_EnvironmentError):
     """There is too little shared memory. Sizes in bytes."""
 
     def __init__(self, message: str, *, needed_bytes: int, free_bytes: int) -> None:
         super().__init__(errno.ENOSPC, message)
         self.needed_bytes = needed_bytes
         self.free_bytes = free_bytes
-
-    def __str__(self) -> str:
-        return str(self.args[1])
 
 
 def error_of(answer: int, position: int, value: int, length: int, length_max: int) -> ShmringError:
@@ -153,12 +176,14 @@ def error_of(answer: int, position: int, value: int, length: int, length_max: in
         return CorruptRingError(
             f"segment says what cannot be: position={position}, found={value}", position=position, found=value
         )
+    if answer == Answer.PEER_LOST:
+        return PeerLostError(f"the process at the other end died: pid={value}", pid=value)
     texts: dict[int, tuple[type[ShmringError], str]] = {
         Answer.UNUSABLE: (RingClosedError, "this end is closed, or belongs to the process that forked us"),
         Answer.PEER_FINISHED: (EndOfRing, "the other end has finished"),
-        Answer.PEER_LOST: (PeerLostError, "the process at the other end died"),
         Answer.CLAIM_OPEN: (ClaimError, "a claim is open: commit or abort it first"),
         Answer.NO_CLAIM: (ClaimError, "no claim is open"),
+        Answer.UNRELEASED: (ClaimError, "records were drained and not released: release() them first"),
         Answer.NOTHING_DRAINED: (NothingDrainedError, "nothing was drained since the last release"),
     }
     kind, text = texts.get(answer, (ShmringError, f"unknown answer of the C helper: answer={answer}"))

@@ -7,14 +7,15 @@ One thread at a time; another process cannot take the end while this one lives.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING
 
 from shmring._fast import ProducerCore
 from shmring.end import Attachment, PeerState, consumer_state
-from shmring.errors import ClaimError, RecordTooLargeError
+from shmring.errors import ClaimError, RecordTooLargeError, RingClosedError
 from shmring.layout import Role
-from shmring.segment import attach_mapping
+from shmring.segment import attach_mapping, check_timeout
 from shmring.statistics import RingStatistics, statistics_of
 from shmring.waiter import CHECK_INTERVAL_S, Deadline, WaitPolicy, WaitSet
 
@@ -36,7 +37,9 @@ class Claim:
 
     def __init__(self, producer: Producer, payload: memoryview) -> None:
         self._producer = producer
-        #: Writable bytes in place, as many as were claimed. Not to be touched after commit or abort.
+        self._number = producer._claims
+        #: Writable bytes in place, as many as were claimed. Released by commit and abort: what is
+        #: written later would change a record that the consumer may be reading.
         self.payload = payload
         self._is_open = True
 
@@ -67,10 +70,13 @@ class Claim:
         return length
 
     def _close_with(self, act: Callable[[], object]) -> None:
-        if not self._is_open:
+        # the producer may have discarded this one and claimed again: not ours to commit
+        if not self._is_open or self._number != self._producer._claims:
             raise ClaimError("the claim was given back already")
         act()
         self._is_open = False
+        with contextlib.suppress(BufferError):  # an array over it still lives: its maker knows
+            self.payload.release()
 
     def __enter__(self) -> Self:
         return self
@@ -82,7 +88,9 @@ class Claim:
             return
         if kind is None:
             self.commit()
-        else:
+            return
+        # the block may have closed the producer or discarded the claim; its own error says more
+        with contextlib.suppress(RingClosedError, ClaimError):
             self.abort()
 
 
@@ -91,6 +99,9 @@ class Producer(ProducerCore):
 
     _attachment: Attachment
     _policy: WaitPolicy
+    _takeover: bool
+    _claims: int
+    """Claims taken so far: tells a claim that was discarded from the one that is open."""
 
     @classmethod
     def attach(
@@ -118,6 +129,8 @@ class Producer(ProducerCore):
 
         producer._attachment = Attachment(producer, mapping, Role.PRODUCER, open_core)
         producer._policy = policy
+        producer._takeover = takeover
+        producer._claims = 0
         return producer
 
     @property
@@ -147,14 +160,23 @@ class Producer(ProducerCore):
         False: still full. Raises EndOfRing if the consumer finished, PeerLostError within a
         second if it died, RecordTooLargeError if the record can never fit.
         """
+        check_timeout(timeout_s)
         if self.try_push(payload, type, flags):
             return True
         return self._wait_for(
-            len(memoryview(payload).cast("B")), timeout_s, lambda: self.try_push(payload, type, flags)
+            memoryview(payload).nbytes, timeout_s, lambda: self.try_push(payload, type, flags)
         )
 
     def try_claim(self, length: int) -> Claim | None:
         """Room for a payload of `length` bytes to be written in place. None: no room now."""
+        self._check_length(length)
+        window = self._claim(length)
+        if window is None:
+            return None
+        self._claims += 1
+        return Claim(self, memoryview(window))
+
+    def _check_length(self, length: int) -> None:
         if isinstance(length, bool) or not isinstance(length, int):
             raise TypeError(f"length is an int: length={length!r}")
         if length < 0:
@@ -165,11 +187,20 @@ class Producer(ProducerCore):
                 length=length,
                 length_max=self.payload_length_max,
             )
-        window = self._claim(length)
-        return None if window is None else Claim(self, memoryview(window))
+
+    def _check_wait(self, length: int) -> None:
+        """Raise if room for `length` cannot come while we wait: the consumer frees what it can see."""
+        self._check_length(length)
+        needed, unpublished = (length + 15) & ~7, self.unpublished_bytes
+        if needed + unpublished > self.capacity_bytes:
+            raise ClaimError(
+                "unpublished records leave no room to wait for: publish() or discard() them first: "
+                f"needed={needed}, unpublished={unpublished}, capacity={self.capacity_bytes}"
+            )
 
     def claim(self, length: int, timeout_s: float | None = None) -> Claim | None:
         """As try_claim, waiting for room up to `timeout_s`. None: still full."""
+        check_timeout(timeout_s)
         claim = self.try_claim(length)
         if claim is not None:
             return claim
@@ -185,6 +216,8 @@ class Producer(ProducerCore):
 
     def wait_until_writable(self, length: int, timeout_s: float | None = None) -> bool:
         """Wait until a payload of `length` bytes has room. False: `timeout_s` has passed."""
+        check_timeout(timeout_s)
+        self._check_length(length)
 
         def has_room() -> bool:
             if self._claim(length) is None:
@@ -196,19 +229,25 @@ class Producer(ProducerCore):
 
     def _wait_for(self, length: int, timeout_s: float | None, again: Callable[[], bool]) -> bool:
         deadline = Deadline(timeout_s)
-        waitset = WaitSet(producers=[(self, length)])
+        if deadline.is_over:
+            return False
         spin_ns = self._policy.value
-        while not deadline.is_over:
-            waitset.wait_slice(min(deadline.left_s(), CHECK_INTERVAL_S), spin_ns)
-            # tried after a silent slice too: the try asks whether the peer still lives
-            if again():
-                return True
-            spin_ns = 0
+        with WaitSet(producers=[(self, length)]) as waitset:
+            while not deadline.is_over:
+                waitset.wait_slice(min(deadline.left_s(), CHECK_INTERVAL_S), spin_ns)
+                # tried after a silent slice too: the try asks whether the peer still lives
+                if again():
+                    return True
+                spin_ns = 0
         return False
 
     def peer_state(self) -> PeerState:
         """What is known of the consumer. One system call."""
         return consumer_state(self.address)
+
+    def _is_peer_lost(self) -> bool:
+        """Tell whether a wait is in vain: the consumer died, and no other is expected."""
+        return not self._takeover and self.is_open and self.peer_state() is PeerState.LOST
 
     def statistics(self) -> RingStatistics:
         """The ring's counters as they stand."""

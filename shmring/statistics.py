@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from shmring._native import ffi, lib
+from shmring.errors import RingClosedError
 from shmring.layout import Role
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class RingStatistics:
     used_bytes: int
     """Published and not released."""
     high_water_bytes: int
+    """Most that was ever in use, to within a 64th of the capacity."""
     owner_state: str
     """attached: the process that made it lives. lost: nobody will remove it."""
     owner_pid: int
@@ -71,7 +73,13 @@ class RingStatistics:
 
 
 def statistics_of(mapping: Mapping) -> RingStatistics:
-    """Read a ring's counters through a mapping, which may be read-only."""
+    """Read a ring's counters through a mapping, which may be read-only.
+
+    Raises RingClosedError once the mapping's descriptor is closed: without it nobody can tell
+    who lives.
+    """
+    if mapping.handle.fd < 0:
+        raise RingClosedError(f"closed here, or our parent's: name={mapping.handle.name}")
     snapshot = ffi.new("struct shr_snapshot *")
     lib.shr_snapshot_take(mapping.header, snapshot)
     now = int(lib.shr_now_ns())

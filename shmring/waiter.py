@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import errno
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from shmring._native import ffi, lib
 from shmring.errors import Answer, CorruptRingError, RingClosedError
@@ -17,8 +17,12 @@ from shmring.segment import check_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from types import TracebackType
 
-    from shmring._fast import ConsumerCore, ProducerCore
+    from typing_extensions import Self
+
+    from shmring.consumer import Consumer
+    from shmring.producer import Producer
 
 #: Seconds between two looks at the peer's life, and the longest that Ctrl-C may have to wait.
 CHECK_INTERVAL_S = 0.25
@@ -53,17 +57,25 @@ class Bell:
 
 
 class WaitSet:
-    """Ring ends that are awaited together: consumers for something to read, producers for room."""
+    """Ring ends that are awaited together: consumers for something to read, producers for room.
+
+    As a context manager it is one wait, whatever the number of slices: the statistics show from
+    its start to its end that these ends wait.
+    """
 
     def __init__(
         self,
-        consumers: Sequence[ConsumerCore] = (),
-        producers: Sequence[tuple[ProducerCore, int]] = (),
+        consumers: Sequence[Consumer] = (),
+        producers: Sequence[tuple[Producer, int]] = (),
         bell: Bell | None = None,
     ) -> None:
+        if not consumers and not producers and bell is None:
+            raise ValueError("nothing to wait for: rings=0")
         if len(consumers) + len(producers) > WAIT_MAX:
             rings = len(consumers) + len(producers)
             raise ValueError(f"too many rings in one wait: rings={rings}, max={WAIT_MAX}")
+        for producer, need in producers:
+            producer._check_wait(need)
         self._keep = (tuple(consumers), tuple(p for p, _ in producers), bell)
         self._consumers = ffi.new(
             "shr_consumer *[]", [ffi.cast("shr_consumer *", c.address) for c in consumers]
@@ -74,6 +86,19 @@ class WaitSet:
         self._needs = ffi.new("uint64_t[]", [need for _, need in producers])
         self._bell = ffi.NULL if bell is None else bell._bell
         self._counts = (len(consumers), len(producers))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        lib.shr_wait_over(self._consumers, self._counts[0], self._producers, self._counts[1])
+
+    def has_lost_peer(self) -> bool:
+        """Tell whether the process at the other end of one of them died. One system call a ring."""
+        consumers, producers, _ = self._keep
+        return any(c._is_peer_lost() for c in consumers) or any(p._is_peer_lost() for p in producers)
 
     def wait_slice(self, timeout_s: float, spin_ns: int) -> bool:
         """Wait once, at most `timeout_s`. False: nothing yet, or a signal came.
@@ -95,8 +120,17 @@ class WaitSet:
         if answer == Answer.UNUSABLE:
             raise RingClosedError("an end in this wait is closed, or belongs to the process that forked us")
         if answer == Answer.CORRUPT:
-            raise CorruptRingError("segment says what cannot be: found while waiting", position=-1, found=-1)
+            self._raise_corrupt()
         return True
+
+    def _raise_corrupt(self) -> NoReturn:
+        """Ask each end: the one whose segment is damaged raises with what it found."""
+        consumers, producers, _ = self._keep
+        for consumer in consumers:
+            consumer.is_readable()
+        for producer in producers:
+            producer.free_bytes()
+        raise CorruptRingError("segment said what cannot be, and no longer does", position=0, found=0)
 
 
 class Deadline:
@@ -117,25 +151,27 @@ class Deadline:
 
 
 def wait_any(
-    consumers: Sequence[ConsumerCore],
+    consumers: Sequence[Consumer],
     timeout_s: float | None = None,
     *,
-    producers: Sequence[tuple[ProducerCore, int]] = (),
+    producers: Sequence[tuple[Producer, int]] = (),
     bell: Bell | None = None,
     policy: WaitPolicy = WaitPolicy.BALANCED,
 ) -> bool:
     """Wait until one of several rings has something to read, or room, with one system call.
 
     `producers` are pairs of a producer and the payload bytes it wants room for. True: try them.
-    False: `timeout_s` has passed. A peer's death does not end this wait: ask each end's
-    `peer_state()` at an interval of your own.
+    False: `timeout_s` has passed. A peer's end or, within a second, its death ends the wait too:
+    the next try says so. Not for an end that was attached with `takeover`.
     """
-    waitset = WaitSet(consumers, producers, bell)
     deadline = Deadline(timeout_s)
     spin_ns = policy.value
-    while True:
-        if waitset.wait_slice(min(deadline.left_s(), CHECK_INTERVAL_S), spin_ns):
-            return True
-        if deadline.is_over:
-            return False
-        spin_ns = 0
+    with WaitSet(consumers, producers, bell) as waitset:
+        while True:
+            if waitset.wait_slice(min(deadline.left_s(), CHECK_INTERVAL_S), spin_ns):
+                return True
+            if waitset.has_lost_peer():
+                return True
+            if deadline.is_over:
+                return False
+            spin_ns = 0

@@ -3,7 +3,8 @@
 #include "fast.h"
 
 static PyObject *raise_of(ConsumerCore *self, int answer) {
-    return fast_raise(answer, self->end.bad_position, self->end.bad_value, 0, 0);
+    uint64_t value = answer == SHR_PEER_LOST ? self->end.header->producer.pid : self->end.bad_value;
+    return fast_raise(answer, self->end.bad_position, value, 0, 0);
 }
 
 static PyObject *consumer_open(ConsumerCore *self, PyObject *args) {
@@ -32,8 +33,7 @@ static PyObject *consumer_open(ConsumerCore *self, PyObject *args) {
 
 static PyObject *consumer_try_pop(ConsumerCore *self, PyObject *Py_UNUSED(ignored)) {
     if (self->end.usable && self->end.read != self->end.head) {
-        PyErr_SetString(PyExc_RuntimeError, "records were drained and not released: release() them first");
-        return NULL;
+        return raise_of(self, SHR_UNRELEASED);
     }
     shr_record record;
     int answer = shr_next(&self->end, &record);
@@ -123,10 +123,9 @@ static PyObject *consumer_has_records(ConsumerCore *self, PyObject *Py_UNUSED(ig
 }
 
 static PyObject *consumer_backlog(ConsumerCore *self, PyObject *Py_UNUSED(ignored)) {
-    if (!self->end.usable) {
-        return raise_of(self, SHR_UNUSABLE);
-    }
-    return PyLong_FromUnsignedLongLong(shr_backlog_bytes(&self->end));
+    uint64_t bytes;
+    int answer = shr_backlog_bytes(&self->end, &bytes);
+    return answer < 0 ? raise_of(self, answer) : PyLong_FromUnsignedLongLong(bytes);
 }
 
 static PyObject *consumer_close(ConsumerCore *self, PyObject *Py_UNUSED(ignored)) {
@@ -155,11 +154,9 @@ static PyObject *consumer_position(ConsumerCore *self, void *Py_UNUSED(closure))
 }
 
 static PyObject *consumer_tail_seen(ConsumerCore *self, PyObject *Py_UNUSED(ignored)) {
-    if (!self->end.usable) {
-        return raise_of(self, SHR_UNUSABLE);
-    }
-    shr_backlog_bytes(&self->end);
-    return PyLong_FromUnsignedLongLong(self->end.tail_seen);
+    uint64_t bytes;
+    int answer = shr_backlog_bytes(&self->end, &bytes);
+    return answer < 0 ? raise_of(self, answer) : PyLong_FromUnsignedLongLong(self->end.tail_seen);
 }
 
 static PyObject *consumer_read_position(ConsumerCore *self, void *Py_UNUSED(closure)) {

@@ -5,7 +5,8 @@ static PyObject *answer_of(ProducerCore *self, int answer, uint64_t length) {
     if (answer >= 0) {
         return PyBool_FromLong(answer);
     }
-    return fast_raise(answer, self->end.bad_position, self->end.bad_value, length,
+    uint64_t value = answer == SHR_PEER_LOST ? self->end.header->consumer.pid : self->end.bad_value;
+    return fast_raise(answer, self->end.bad_position, value, length,
                       self->end.capacity ? shr_payload_length_max(self->end.capacity) : 0);
 }
 
@@ -125,10 +126,9 @@ static PyObject *producer_discard(ProducerCore *self, PyObject *Py_UNUSED(ignore
 }
 
 static PyObject *producer_free_bytes(ProducerCore *self, PyObject *Py_UNUSED(ignored)) {
-    if (!self->end.usable) {
-        return answer_of(self, SHR_UNUSABLE, 0);
-    }
-    return PyLong_FromUnsignedLongLong(shr_free_bytes(&self->end));
+    uint64_t bytes;
+    int answer = shr_free_bytes(&self->end, &bytes);
+    return answer < 0 ? answer_of(self, answer, 0) : PyLong_FromUnsignedLongLong(bytes);
 }
 
 static PyObject *producer_close(ProducerCore *self, PyObject *Py_UNUSED(ignored)) {
@@ -155,6 +155,10 @@ static PyObject *producer_position(ProducerCore *self, void *Py_UNUSED(closure))
     return PyLong_FromUnsignedLongLong(self->end.tail);
 }
 
+static PyObject *producer_unpublished(ProducerCore *self, void *Py_UNUSED(closure)) {
+    return PyLong_FromUnsignedLongLong(self->end.pending - self->end.tail);
+}
+
 static void producer_dealloc(ProducerCore *self) {
     if (self->weakrefs != NULL) {
         PyObject_ClearWeakRefs((PyObject *)self);
@@ -176,7 +180,8 @@ static PyMethodDef producer_methods[] = {
     {"try_append", (PyCFunction)(void (*)(void))producer_try_append, METH_FASTCALL,
      "try_append(payload, type=0, flags=0, /) -> bool\n\nAs try_push, but seen only after publish()."},
     {"push_frame", (PyCFunction)(void (*)(void))fast_push_frame, METH_FASTCALL,
-     "push_frame(layout, rows, columns, publish=True, flags=0, /) -> bool\n\nWrite one frame of columns. False: no "
+     "push_frame(layout, rows, columns, publish=True, flags=0, /) -> bool\n\nWrite one frame of columns. "
+     "False: no "
      "room now."},
     {"publish", (PyCFunction)producer_publish, METH_NOARGS,
      "publish() -> bool\n\nMake everything appended visible at once. False: there was nothing."},
@@ -192,6 +197,8 @@ static PyGetSetDef producer_getset[] = {
      NULL},
     {"is_open", (getter)producer_usable, NULL, "False once closed, or in a forked child.", NULL},
     {"position", (getter)producer_position, NULL, "Published position, in bytes; only grows.", NULL},
+    {"unpublished_bytes", (getter)producer_unpublished, NULL,
+     "Bytes appended and not published, record headers and padding included.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -21,7 +21,7 @@ int shr_consumer_init(shr_consumer *c, struct shr_header *header, uint64_t capac
     uint64_t tail = atomic_load_explicit(&header->tail, memory_order_acquire);
     c->head = c->read = head;
     c->tail_seen = head; /* the first look is a real one */
-    if (tail - head > capacity || head % SHR_RECORD_ALIGNMENT != 0) {
+    if (tail - head > capacity || head % SHR_RECORD_ALIGNMENT != 0 || tail % SHR_RECORD_ALIGNMENT != 0) {
         c->bad_position = head;
         c->bad_value = tail;
         return SHR_CORRUPT;
@@ -162,8 +162,13 @@ int shr_readable(shr_consumer *c) {
     return SHR_NOT_NOW;
 }
 
-uint64_t shr_backlog_bytes(shr_consumer *c) {
-    return read_tail(c, memory_order_acquire) < 0 ? 0 : c->tail_seen - c->read;
+int shr_backlog_bytes(shr_consumer *c, uint64_t *bytes) {
+    if (!c->usable) {
+        return SHR_UNUSABLE;
+    }
+    int answer = read_tail(c, memory_order_acquire);
+    *bytes = c->tail_seen - c->read;
+    return answer;
 }
 
 void shr_consumer_close(shr_consumer *c) {
@@ -179,6 +184,13 @@ void shr_consumer_close(shr_consumer *c) {
     }
 }
 
-int shr_producer_state(const shr_consumer *c) {
-    return c->usable ? shr_end_look(&c->header->producer, c->lock_fd, SHR_ROLE_PRODUCER) : SHR_UNUSABLE;
+int shr_producer_state(shr_consumer *c) {
+    if (!c->usable) {
+        return SHR_UNUSABLE;
+    }
+    int answer = shr_end_look(&c->header->producer, c->lock_fd, SHR_ROLE_PRODUCER);
+    if (answer == SHR_PEER_LOST) {
+        c->peer_checked_ns = 0;
+    }
+    return answer;
 }

@@ -77,16 +77,50 @@ static int look(const struct waitset *w) {
     return SHR_NOT_NOW;
 }
 
-static void announce(const struct waitset *w, uint32_t value, uint64_t since_ns) {
+/* relaxed: a figure for people, which this side alone writes */
+static void wait_began(_Atomic uint64_t *since, uint64_t now) {
+    if (atomic_load_explicit(since, memory_order_relaxed) == 0) {
+        atomic_store_explicit(since, now, memory_order_relaxed);
+    }
+}
+
+/* An end that another thread closed meanwhile is left alone, here and below: its words may be those
+ * of a successor by now, and a successor whose `parked` we reset would sleep beside its record. */
+static void wait_ended(const struct waitset *w) {
+    for (uint32_t i = 0; i < w->consumer_count; i++) {
+        if (w->consumers[i]->usable) {
+            atomic_store_explicit(&w->consumers[i]->header->consumer_statistics.waiting_since_ns, 0,
+                                  memory_order_relaxed);
+        }
+    }
+    for (uint32_t i = 0; i < w->producer_count; i++) {
+        if (w->producers[i]->usable) {
+            atomic_store_explicit(&w->producers[i]->header->producer_statistics.waiting_since_ns, 0,
+                                  memory_order_relaxed);
+        }
+    }
+}
+
+static void announce(const struct waitset *w, uint32_t value, uint64_t now) {
     for (uint32_t i = 0; i < w->consumer_count; i++) {
         struct shr_header *h = w->consumers[i]->header;
-        atomic_store_explicit(&h->consumer_statistics.waiting_since_ns, since_ns, memory_order_relaxed);
+        if (!w->consumers[i]->usable) {
+            continue;
+        }
+        if (value != 0) {
+            wait_began(&h->consumer_statistics.waiting_since_ns, now);
+        }
         /* [S3] seq_cst, before tail is looked at; pairs with shr_publish */
         atomic_store_explicit(&h->consumer_parked, value, memory_order_seq_cst);
     }
     for (uint32_t i = 0; i < w->producer_count; i++) {
         struct shr_header *h = w->producers[i]->header;
-        atomic_store_explicit(&h->producer_statistics.waiting_since_ns, since_ns, memory_order_relaxed);
+        if (!w->producers[i]->usable) {
+            continue;
+        }
+        if (value != 0) {
+            wait_began(&h->producer_statistics.waiting_since_ns, now);
+        }
         /* [S3] seq_cst, before head is looked at; pairs with shr_release */
         atomic_store_explicit(&h->producer_parked, value, memory_order_seq_cst);
     }
@@ -135,7 +169,9 @@ static int sleep_on(const struct waitv_entry *v, uint32_t n, uint64_t ns) {
         until.tv_sec += (time_t)(ns / 1000000000U + at / 1000000000U);
         until.tv_nsec = (long)(at % 1000000000U);
         rc = syscall(SYS_futex_waitv, v, n, 0, &until, CLOCK_MONOTONIC);
-        if (rc < 0 && errno == ENOSYS) {
+        if (rc < 0 && errno != EAGAIN && errno != ETIMEDOUT && errno != EINTR) {
+            /* ENOSYS of an old kernel, EPERM of a sandbox that does not know the call: either way
+             * it did not sleep, and asking again at once would burn the processor */
             uint64_t poll = ns < POLL_NS ? ns : POLL_NS;
             struct timespec pause = {0, (long)poll};
             rc = clock_nanosleep(CLOCK_MONOTONIC, 0, &pause, NULL) == EINTR ? -1 : 0;
@@ -162,6 +198,9 @@ int shr_wait(shr_consumer *const *consumers, uint32_t consumer_count, shr_produc
         return SHR_TOO_LARGE;
     }
     int answer = look(&w);
+    if (answer != SHR_NOT_NOW) {
+        wait_ended(&w);
+    }
     if (answer != SHR_NOT_NOW || timeout_ns == 0) {
         return answer;
     }
@@ -193,5 +232,14 @@ int shr_wait(shr_consumer *const *consumers, uint32_t consumer_count, shr_produc
         }
     }
     announce(&w, 0, 0);
+    if (answer != SHR_NOT_NOW && answer != -EINTR) {
+        wait_ended(&w);
+    }
     return answer;
+}
+
+void shr_wait_over(shr_consumer *const *consumers, uint32_t consumer_count, shr_producer *const *producers,
+                   uint32_t producer_count) {
+    const struct waitset w = {consumers, consumer_count, producers, NULL, producer_count, NULL};
+    wait_ended(&w);
 }

@@ -24,7 +24,7 @@ int shr_producer_init(shr_producer *p, struct shr_header *header, uint64_t capac
     p->tail = p->pending = tail;
     p->head_seen = head;
     p->sample_countdown = 1;
-    if (tail - head > capacity || tail % SHR_RECORD_ALIGNMENT != 0) {
+    if (tail - head > capacity || tail % SHR_RECORD_ALIGNMENT != 0 || head % SHR_RECORD_ALIGNMENT != 0) {
         p->bad_position = tail;
         p->bad_value = head;
         return SHR_CORRUPT;
@@ -40,12 +40,21 @@ uint64_t shr_payload_length_max(uint64_t capacity) {
     return record - SHR_RECORD_HEADER_LENGTH;
 }
 
+/* Remember how full it has been. `used` is true, so taken when the head was just read. */
+static void mark_high_water(shr_producer *p, uint64_t used) {
+    _Atomic uint64_t *mark = &p->header->producer_statistics.high_water;
+    if (used > atomic_load_explicit(mark, memory_order_relaxed)) {
+        atomic_store_explicit(mark, used, memory_order_relaxed);
+    }
+}
+
 /* Read the shared head with this order and check it against ours. */
 static int read_head(shr_producer *p, memory_order order) {
     /* [S2] acquire (or seq_cst, [S3]), pairs with the store in shr_release: without it we could
      * write into bytes that the consumer is still reading. */
     uint64_t head = atomic_load_explicit(&p->header->head, order);
-    if (head - p->head_seen > p->tail - p->head_seen) { /* went backwards, or past the tail */
+    if (head - p->head_seen > p->tail - p->head_seen || /* went backwards, or past the tail */
+        head % SHR_RECORD_ALIGNMENT != 0) {
         p->bad_position = p->tail;
         p->bad_value = head;
         return SHR_CORRUPT;
@@ -75,6 +84,7 @@ int shr_claim(shr_producer *p, uint64_t length, uint8_t **payload) {
             return answer;
         }
         if (!room_for(p, record)) {
+            mark_high_water(p, p->pending - p->head_seen);
             shr_count(&p->header->producer_statistics.stalls, 1);
             answer = shr_end_worth_waiting(p->header, &p->header->consumer, p->lock_fd, SHR_ROLE_CONSUMER,
                                            p->takeover, &p->peer_checked_ns);
@@ -154,9 +164,12 @@ int shr_publish(shr_producer *p) {
     shr_count(&s->records, p->pending_records);
     shr_count(&s->bytes, p->pending - p->tail);
     shr_count(&s->batches, 1);
-    uint64_t used = p->pending - p->head_seen;
-    if (used > atomic_load_explicit(&s->high_water, memory_order_relaxed)) {
-        atomic_store_explicit(&s->high_water, used, memory_order_relaxed);
+    /* The head we know may be long past, and reading the true one costs a line from the other core:
+     * only when the mark could rise by a 64th of the capacity. A bad head is told by the next claim. */
+    uint64_t mark = atomic_load_explicit(&s->high_water, memory_order_relaxed);
+    if (p->pending - p->head_seen > mark + p->capacity / 64 &&
+        read_head(p, memory_order_acquire) == SHR_DONE) {
+        mark_high_water(p, p->pending - p->head_seen);
     }
     atomic_store_explicit(&s->active_ns, shr_clock_ns(CLOCK_MONOTONIC_COARSE), memory_order_relaxed);
     sample_publication(p);
@@ -212,11 +225,13 @@ int shr_writable(shr_producer *p, uint64_t length) {
     return SHR_NOT_NOW;
 }
 
-uint64_t shr_free_bytes(shr_producer *p) {
-    if (read_head(p, memory_order_acquire) < 0) {
-        return 0;
+int shr_free_bytes(shr_producer *p, uint64_t *bytes) {
+    if (!p->usable) {
+        return SHR_UNUSABLE;
     }
-    return p->capacity - (p->pending - p->head_seen) - p->claim;
+    int answer = read_head(p, memory_order_acquire);
+    *bytes = p->capacity - (p->pending - p->head_seen) - p->claim;
+    return answer;
 }
 
 void shr_producer_close(shr_producer *p) {
@@ -234,6 +249,13 @@ void shr_producer_close(shr_producer *p) {
     }
 }
 
-int shr_consumer_state(const shr_producer *p) {
-    return p->usable ? shr_end_look(&p->header->consumer, p->lock_fd, SHR_ROLE_CONSUMER) : SHR_UNUSABLE;
+int shr_consumer_state(shr_producer *p) {
+    if (!p->usable) {
+        return SHR_UNUSABLE;
+    }
+    int answer = shr_end_look(&p->header->consumer, p->lock_fd, SHR_ROLE_CONSUMER);
+    if (answer == SHR_PEER_LOST) {
+        p->peer_checked_ns = 0;
+    }
+    return answer;
 }

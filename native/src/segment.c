@@ -128,10 +128,17 @@ static struct shr_end_snapshot look_at(const struct shr_end_state *end, const st
 }
 
 void shr_snapshot_take(const struct shr_header *header, struct shr_snapshot *out) {
-    out->consumer =
-        look_at(&header->consumer, &header->consumer_statistics, &header->consumer_parked, &header->head);
-    out->producer =
-        look_at(&header->producer, &header->producer_statistics, &header->producer_parked, &header->tail);
+    /* The ends run on meanwhile: if we were interrupted between the two, they may be apart by more than
+     * the ring holds, which looks like damage. A real damage stays for all tries. */
+    for (int tries = 0; tries < 16; tries++) {
+        out->consumer =
+            look_at(&header->consumer, &header->consumer_statistics, &header->consumer_parked, &header->head);
+        out->producer =
+            look_at(&header->producer, &header->producer_statistics, &header->producer_parked, &header->tail);
+        if (out->producer.position - out->consumer.position <= header->capacity) {
+            break;
+        }
+    }
     for (int i = 0; i < SHR_HISTOGRAM_BINS; i++) {
         out->wait_histogram[i] = atomic_load_explicit(&header->wait_histogram[i], memory_order_relaxed);
     }

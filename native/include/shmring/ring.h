@@ -22,6 +22,7 @@
 #define SHR_NO_CLAIM (-7)
 #define SHR_NOTHING_DRAINED (-8)
 #define SHR_BAD_FRAME (-9)
+#define SHR_UNRELEASED (-10) /* what was drained is still in hand */
 
 typedef struct shr_producer {
     struct shr_header *header;
@@ -92,7 +93,7 @@ int shr_publish(shr_producer *p);
 int shr_push(shr_producer *p, const void *payload, uint64_t length, uint8_t type, uint8_t flags, int publish);
 /* Room for a payload of this length right now? Looks with the order that parking needs. */
 int shr_writable(shr_producer *p, uint64_t length);
-uint64_t shr_free_bytes(shr_producer *p);
+int shr_free_bytes(shr_producer *p, uint64_t *bytes);
 
 /* The next record not handed out yet. */
 int shr_next(shr_consumer *c, shr_record *record);
@@ -103,15 +104,16 @@ void shr_rewind(shr_consumer *c);
 /* Anything that was not handed out yet? Looks with the order that parking needs. */
 int shr_readable(shr_consumer *c);
 /* Bytes published and not handed out. */
-uint64_t shr_backlog_bytes(shr_consumer *c);
+int shr_backlog_bytes(shr_consumer *c, uint64_t *bytes);
 
 /* End of this side: says so and wakes the other one. The caller drops the lock afterwards. */
 void shr_producer_close(shr_producer *p);
 void shr_consumer_close(shr_consumer *c);
 
 /* Is the other end there? SHR_DONE attached and alive, SHR_NOT_NOW never there,
- * SHR_PEER_FINISHED, SHR_PEER_LOST. One system call (1.4 us) when attached. */
-int shr_consumer_state(const shr_producer *p);
-int shr_producer_state(const shr_consumer *c);
+ * SHR_PEER_FINISHED, SHR_PEER_LOST. One system call (1.4 us) when attached. Once it has said
+ * lost, the next call that finds no room or nothing to read asks too, and so says it at once. */
+int shr_consumer_state(shr_producer *p);
+int shr_producer_state(shr_consumer *c);
 
 #endif
