@@ -7,7 +7,13 @@ setup(
     ext_modules=[
         Extension(
             "shmring._fast",
-            sources=["native/python/fast.c", "native/python/producer_core.c", "native/python/consumer_core.c", "native/python/frame_layout.c", *CORE],
+            sources=[
+                "native/python/fast.c",
+                "native/python/producer_core.c",
+                "native/python/consumer_core.c",
+                "native/python/frame_layout.c",
+                *CORE,
+            ],
             include_dirs=["native/include", "native/python"],
             define_macros=[("_GNU_SOURCE", "1")],
             extra_compile_args=["-std=c11", "-O2", "-fvisibility=hidden"],
