@@ -66,12 +66,15 @@ class Schema:
     """
 
     def __init__(self, name: str, record_type: int, columns: list[Column]) -> None:
+        if not 0 <= record_type <= 255:
+            raise ValueError(f"record_type is one byte: schema={name}, record_type={record_type}, max=255")
         self.name = name
         self.record_type = record_type
         self.columns = tuple(columns)
         self.names = tuple(c.name for c in columns)
         if len(set(self.names)) != len(self.names):
             raise ValueError(f"column names repeat: schema={name}, columns={self.names}")
+        self.indexes = {column: index for index, column in enumerate(self.names)}
         self.dtypes = tuple(np.dtype(c.dtype).newbyteorder("<") for c in columns)
         self.fingerprint = self._fingerprint()
         self.layout = FrameLayout(
@@ -89,8 +92,9 @@ class Schema:
 
     def _entry(self, index: int) -> tuple[str, str, int, int, int, bool]:
         column, dtype = self.columns[index], self.dtypes[index]
-        kind = "V" if dtype.fields else dtype.kind
-        if kind not in "iufbV":
+        # fields are told apart by the whole format: two structures may have one size
+        kind = f"V{np.empty(0, dtype).data.format}" if dtype.fields else dtype.kind
+        if kind[0] not in ("V" if dtype.fields else "iufb") or (kind == "f" and dtype.itemsize > 8):
             raise ValueError(
                 f"dtype cannot be a column: schema={self.name}, column={column.name}, dtype={dtype}"
             )
@@ -148,8 +152,8 @@ class Frame:
         self._places = places
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        """View one column; an absent optional one has no items."""
-        index = self.schema.names.index(name)
+        """View one column; an absent optional one has no items. KeyError: the schema has none so called."""
+        index = self.schema.indexes[name]
         place = self._places[index]
         dtype = self.schema.dtypes[index]
         if place is None or place[1] == 0:
@@ -159,8 +163,9 @@ class Frame:
         return view
 
     def __contains__(self, name: str) -> bool:
-        """Tell whether the column is there."""
-        return self._places[self.schema.names.index(name)] is not None
+        """Tell whether the column is there: in the schema, and in this frame."""
+        index = self.schema.indexes.get(name)
+        return index is not None and self._places[index] is not None
 
     def columns(self) -> tuple[npt.NDArray[Any], ...]:
         """All columns in the schema's order; absent ones have no items."""

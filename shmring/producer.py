@@ -229,7 +229,7 @@ class Producer(ProducerCore):
 
     def _wait_for(self, length: int, timeout_s: float | None, again: Callable[[], bool]) -> bool:
         deadline = Deadline(timeout_s)
-        if deadline.is_over:
+        if deadline.left_s() == 0:
             return False
         spin_ns = self._policy.value
         with WaitSet(producers=[(self, length)]) as waitset:

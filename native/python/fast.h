@@ -53,14 +53,16 @@ struct column {
     uint32_t counts_index; /* ragged: the column that holds one count a row */
     uint8_t shape;
     uint8_t optional;
-    char kind; /* i u f b V */
+    char kind;          /* i u f b V */
+    const char *format; /* V: the buffer format that says what its fields are; owned by `entries` */
 };
 
 typedef struct {
     PyObject_HEAD uint64_t fingerprint;
     uint32_t column_count;
     uint8_t type;
-    PyObject *names; /* tuple of str, for messages */
+    PyObject *names;   /* tuple of str, for messages */
+    PyObject *entries; /* what it was made of */
     struct column columns[SHR_COLUMNS_MAX];
 } FrameLayout;
 

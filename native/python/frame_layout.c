@@ -27,6 +27,8 @@ static PyObject *layout_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     self->fingerprint = fingerprint;
     self->type = tag;
     self->column_count = (uint32_t)n;
+    Py_INCREF(columns);
+    self->entries = columns;
     self->names = PyTuple_New(n);
     if (self->names == NULL) {
         Py_DECREF(self);
@@ -45,7 +47,8 @@ static PyObject *layout_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         }
         Py_INCREF(name);
         PyTuple_SET_ITEM(self->names, i, name);
-        self->columns[i] = (struct column){itemsize, counts_index, shape, (uint8_t)optional, kind[0]};
+        self->columns[i] = (struct column){itemsize,          counts_index, shape,
+                                           (uint8_t)optional, kind[0],      kind[0] == 'V' ? kind + 1 : NULL};
         if (itemsize == 0 || shape > COLUMN_FREE ||
             (shape == COLUMN_RAGGED &&
              (counts_index >= (unsigned int)i || self->columns[counts_index].itemsize != 4 ||
@@ -60,6 +63,7 @@ static PyObject *layout_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
 
 static void layout_dealloc(FrameLayout *self) {
     Py_XDECREF(self->names);
+    Py_XDECREF(self->entries);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
@@ -87,6 +91,35 @@ static char kind_of(const char *format) {
         return 'f';
     }
     return *format == '?' ? 'b' : 0;
+}
+
+/* The next character of a structure's format, as it would be if written in standard sizes: numpy marks
+ * the byte order of a field only if the dtype was made with one, and calls eight bytes `l` or `q`. */
+static char next_of(const char **at, int *in_name) {
+    while (!*in_name && (**at == '<' || **at == '=' || **at == '@')) {
+        (*at)++;
+    }
+    char c = **at;
+    if (c != '\0') {
+        (*at)++;
+    }
+    if (c == ':') {
+        *in_name = !*in_name;
+    }
+    return *in_name ? c : (char)(c == 'l' ? 'q' : c == 'L' ? 'Q' : c);
+}
+
+static int same_format(const char *a, const char *b) {
+    int name_a = 0, name_b = 0;
+    for (;;) {
+        char c = next_of(&a, &name_a);
+        if (c != next_of(&b, &name_b)) {
+            return 0;
+        }
+        if (c == '\0') {
+            return 1;
+        }
+    }
 }
 
 static uint64_t sum_u32(const uint8_t *at, uint64_t count) {
@@ -145,7 +178,8 @@ static int take_column(const FrameLayout *layout, uint32_t i, PyObject *from, Py
         return -1;
     }
     char kind = kind_of(view->format);
-    if (kind != c->kind || view->itemsize != (Py_ssize_t)c->itemsize) {
+    if (kind != c->kind || view->itemsize != (Py_ssize_t)c->itemsize ||
+        (c->format != NULL && !same_format(view->format, c->format))) {
         fast_raise_column(layout, i, "column has another dtype than the schema");
         PyBuffer_Release(view);
         return -1;
