@@ -1,0 +1,331 @@
+"""Waiting: what ends a wait, and what does not."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+
+import pytest
+
+import shmring
+from shmring import testing
+from shmring.waiter import WAIT_MAX, Bell, Deadline, WaitPolicy, WaitSet, wait_any
+
+
+@pytest.fixture
+def ring(ring_name):
+    with shmring.create(ring_name, 4096) as ring:
+        yield ring
+
+
+@pytest.fixture
+def producer(ring):
+    with ring.producer() as producer:
+        yield producer
+
+
+@pytest.fixture
+def consumer(ring):
+    with ring.consumer() as consumer:
+        yield consumer
+
+
+def later(act, delay_s: float = 0.03) -> threading.Timer:
+    timer = threading.Timer(delay_s, act)
+    timer.start()
+    return timer
+
+
+WAITS = {
+    "pop": lambda p, c, t: c.pop(t),
+    "drain_wait": lambda p, c, t: c.drain_wait(1, t),
+    "wait_until_readable": lambda p, c, t: c.wait_until_readable(t),
+    "wait_any": lambda p, c, t: wait_any([c], t),
+    "push": lambda p, c, t: p.push(b"x" * 57, t),
+    "claim": lambda p, c, t: p.claim(57, t),
+    "wait_until_writable": lambda p, c, t: p.wait_until_writable(57, t),
+    "wait_any for room": lambda p, c, t: wait_any([], t, producers=[(p, 57)]),
+}
+
+
+@pytest.fixture(params=WAITS)
+def wait(request, producer, consumer):
+    """One of all the calls that wait, on a ring where it has to wait; and what would end the wait."""
+    name = request.param
+    if name in {"push", "claim", "wait_until_writable", "wait_any for room"}:
+        testing.fill(producer)
+        consumer.drain(1)
+        return (lambda t: WAITS[name](producer, consumer, t)), consumer.release
+    return (lambda t: WAITS[name](producer, consumer, t)), lambda: producer.try_push(b"x")
+
+
+@pytest.mark.parametrize("timeout", [-1, -1e-9, math.nan, -math.inf])
+def test_a_bad_timeout_is_refused_whether_or_not_there_is_a_wait(timeout, wait):
+    """Seen only when the ring is full, it would be found in production."""
+    act, end = wait
+    with pytest.raises(ValueError, match="timeout_s"):
+        act(timeout)
+    end()
+    with pytest.raises(ValueError, match="timeout_s"):
+        act(timeout)
+
+
+@pytest.mark.parametrize("timeout", [True, "1", [], 1j])
+def test_a_timeout_is_a_number(timeout, wait):
+    """`pop(True)` was meant as something else."""
+    with pytest.raises(TypeError, match="timeout_s"):
+        wait[0](timeout)
+
+
+def test_a_timeout_of_zero_does_not_wait_and_says_not_now(wait):
+    """A poll is a wait of no time."""
+    act, end = wait
+    assert not act(0)
+    assert not act(0.0)
+    end()
+    assert act(0)
+
+
+def test_a_timeout_that_passes_says_not_now_and_loses_nothing(wait):
+    """A timed-out caller comes back; the record must still be there."""
+    act, end = wait
+    start = time.monotonic()
+    assert not act(0.02)
+    assert time.monotonic() - start >= 0.02
+    end()
+    assert act(60)
+
+
+@pytest.mark.parametrize("timeout", [None, math.inf, 60, 1e300])
+def test_a_wait_ends_when_what_it_waits_for_comes(timeout, wait):
+    """The whole point of it."""
+    act, end = wait
+    timer = later(end)
+    assert act(timeout)
+    timer.join()
+
+
+def test_closing_the_end_from_another_thread_ends_the_wait(wait, producer, consumer):
+    """A shutdown must not wait for a peer that sends nothing any more."""
+    act, _ = wait
+    timer = later(lambda: (producer.close(), consumer.close()))
+
+    def wait_until_it_is_told() -> None:
+        while act(None):  # a finished peer is something to see; the next try says it
+            producer.try_push(b"x" * 57)
+            consumer.drain(1)
+
+    with pytest.raises((shmring.RingClosedError, shmring.EndOfRing)):
+        wait_until_it_is_told()
+    timer.join()
+
+
+def test_the_peers_end_ends_the_wait(ring, wait, producer, consumer):
+    """Told by the wake of its close, not by a poll."""
+    act, _ = wait
+    waits_for_room = producer.free_bytes() < 72
+    timer = later(consumer.close if waits_for_room else producer.close)
+    with contextlib.suppress(shmring.EndOfRing):
+        assert act(None), "the waits that do not take anything say: look"
+    timer.join()
+
+
+def test_the_peers_death_ends_the_wait(ring_name):
+    """Every wait, with or without a timeout: nobody else would ever end it."""
+    for name, act in WAITS.items():
+        with shmring.create(f"{ring_name}.{name[:4]}{len(name)}", 4096) as ring:
+            ends = {"p": ring.producer(), "c": ring.consumer()}
+            dies = "p"
+            if "room" in name or name in {"push", "claim", "wait_until_writable"}:
+                testing.fill(ends["p"])
+                dies = "c"
+            ends[dies]._attachment.close()  # what the kernel does to a killed process
+            try:
+                assert act(ends["p"], ends["c"], None) is True, name
+            except shmring.PeerLostError:
+                continue
+            survivor = {"p": lambda e: e["c"].drain(1), "c": lambda e: e["p"].try_push(b"x" * 57)}[dies]
+            with pytest.raises(shmring.PeerLostError):
+                survivor(ends)
+
+
+def test_an_end_that_expects_a_successor_waits_on_through_a_death(ring):
+    """While a worker is restarted, its peers just wait."""
+    producer = ring.producer()
+    with ring.consumer(takeover=True) as consumer:
+        producer._attachment.close()
+        assert not consumer.wait_until_readable(0.3)
+        assert consumer.pop(0.3) is None
+        assert not wait_any([consumer], 0.3)
+        assert consumer.peer_state() is shmring.PeerState.LOST
+        with ring.producer() as second:
+            timer = later(lambda: second.try_push(b"x"))
+            assert consumer.pop(60) == b"x"
+            timer.join()
+
+
+def test_a_wait_for_room_waits_for_enough_of_it(producer, consumer):
+    """Woken too early it would spin; woken too late it would hang."""
+    for _ in range(4):
+        producer.try_push(b"x" * 1000)
+    done: list[bool] = []
+    thread = threading.Thread(target=lambda: done.append(producer.push(b"y" * 3000)))
+    thread.start()
+    for left in (3, 2, 1, 0):
+        assert len(consumer.try_pop()) == 1000
+        if left >= 2:
+            assert not done
+    thread.join()
+    assert done == [True]
+    assert consumer.try_pop() == b"y" * 3000
+
+
+@pytest.mark.parametrize("policy", WaitPolicy)
+def test_every_policy_waits_and_wakes(policy, ring):
+    """They differ in cost, not in what they promise."""
+    with ring.producer(policy=policy) as producer, ring.consumer(policy=policy) as consumer:
+        assert consumer.pop(0.001) is None
+        count = 300
+
+        def send():
+            for n in range(count):
+                assert producer.push(bytes([n % 256]) * 1900)
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        assert [consumer.pop()[:1] for _ in range(count)] == [bytes([n % 256]) for n in range(count)]
+        thread.join()
+
+
+def test_ping_pong_over_two_rings_never_misses_a_wake(ring_name):
+    """One miss is a request that hangs until the next one comes."""
+    with shmring.create(f"{ring_name}.a", 4096) as there, shmring.create(f"{ring_name}.b", 4096) as back:
+        rounds = 3000
+
+        def echo():
+            with there.consumer(policy=WaitPolicy.THRIFTY) as c, back.producer() as p:
+                for _ in range(rounds):
+                    p.push(c.pop())
+
+        thread = threading.Thread(target=echo)
+        thread.start()
+        with there.producer() as p, back.consumer(policy=WaitPolicy.THRIFTY) as c:
+            for n in range(rounds):
+                p.push(n.to_bytes(4, "little"))
+                assert c.pop(60) == n.to_bytes(4, "little")
+        thread.join()
+
+
+# Several at once
+
+
+@pytest.fixture
+def many(ring_name):
+    rings = [shmring.create(f"{ring_name}.{n}", 4096) for n in range(5)]
+    producers, consumers = [r.producer() for r in rings], [r.consumer() for r in rings]
+    yield rings, producers, consumers
+    for thing in (*producers, *consumers, *rings):
+        thing.close()
+
+
+@pytest.mark.parametrize("which", range(5))
+def test_any_one_of_several_rings_ends_the_wait(which, many):
+    """A worker serves several rings, and sleeps while all are quiet."""
+    _, producers, consumers = many
+    assert not wait_any(consumers, 0.01)
+    timer = later(lambda: producers[which].try_push(b"x"))
+    assert wait_any(consumers, 60)
+    timer.join()
+    assert [c.is_readable() for c in consumers] == [n == which for n in range(5)]
+
+
+def test_room_and_records_are_awaited_together(many):
+    """A stage that has something to send and something to take sleeps once, on both."""
+    _, producers, consumers = many
+    testing.fill(producers[0])
+    need = [(producers[0], 57)]
+    assert not wait_any(consumers[1:], 0.01, producers=need)
+    timer = later(lambda: (consumers[0].drain(1), consumers[0].release()))
+    assert wait_any(consumers[1:], 60, producers=need)
+    timer.join()
+    testing.fill(producers[0])
+    timer = later(lambda: producers[3].try_push(b"x"))
+    assert wait_any(consumers[1:], 60, producers=need)
+    timer.join()
+
+
+def test_the_death_of_one_peer_of_several_ends_the_wait(many):
+    """Otherwise a quiet deployment would never hear of its dead worker."""
+    _, producers, consumers = many
+    producers[2]._attachment.close()
+    assert wait_any(consumers)
+    with pytest.raises(shmring.PeerLostError):
+        consumers[2].drain(1)
+    assert consumers[1].drain(1) == []
+
+
+def test_a_bell_ends_a_wait_from_another_thread(many):
+    """A shutdown, or a new ring to be awaited too."""
+    _, _, consumers = many
+    bell = Bell()
+    timer = later(bell.ring)
+    assert wait_any(consumers, bell=bell)
+    timer.join()
+    assert bell.answer() is True
+    assert bell.answer() is False
+    assert not wait_any(consumers, 0.01, bell=bell)
+
+
+def test_a_bell_rung_before_the_wait_is_not_missed():
+    """The shutdown came between the look and the sleep."""
+    bell = Bell()
+    bell.ring()
+    bell.ring()
+    assert wait_any([], bell=bell)
+    assert bell.answer() is True
+    assert not wait_any([], 0.01, bell=bell)
+
+
+def test_waiting_for_nothing_at_all_is_refused():
+    """It could only be for ever, or a busy loop."""
+    with pytest.raises(ValueError, match="nothing to wait for"):
+        wait_any([], 1)
+
+
+def test_the_same_ring_twice_in_one_wait_is_no_harm(many):
+    """A list built from two sources."""
+    _, producers, consumers = many
+    assert not wait_any([consumers[0]] * 3, 0.01)
+    timer = later(lambda: producers[0].try_push(b"x"))
+    assert wait_any([consumers[0]] * 3, 60)
+    timer.join()
+
+
+def test_as_many_rings_as_the_kernel_takes_and_one_more(consumer, producer):
+    """futex_waitv has a limit; ours is one below it, for the bell."""
+    bell = Bell()
+    assert not wait_any([consumer] * WAIT_MAX, 0.01, bell=bell)
+    timer = later(lambda: producer.try_push(b"x"))
+    assert wait_any([consumer] * WAIT_MAX, 60, bell=bell)
+    timer.join()
+    with pytest.raises(ValueError, match=f"rings={WAIT_MAX + 1}, max={WAIT_MAX}"):
+        WaitSet([consumer] * (WAIT_MAX + 1))
+
+
+def test_a_room_that_cannot_be_is_refused_before_the_wait(producer):
+    """A negative need would be an enormous one in C."""
+    for need, kind in ((-1, ValueError), (4089, shmring.RecordTooLargeError), (True, TypeError)):
+        with pytest.raises(kind):
+            wait_any([], 0, producers=[(producer, need)])
+
+
+def test_a_deadline_is_a_point_in_time_or_never():
+    """Computed once, so that many short waits do not add up to a longer one."""
+    assert Deadline(None).is_over is False
+    assert Deadline(math.inf).is_over is False
+    assert Deadline(None).left_s() > 0
+    assert Deadline(0).is_over is True
+    assert Deadline(0).left_s() == 0
+    assert 59 < Deadline(60).left_s() <= 60
