@@ -153,7 +153,8 @@ async def _answer_all(
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        print(figures.line(), file=sys.stderr)
+        if figures.requests:
+            print(figures.line(), file=sys.stderr)
     return 1 if figures.failed else 0
 
 

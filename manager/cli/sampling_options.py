@@ -75,5 +75,6 @@ def sampling_of(options: argparse.Namespace) -> SamplingParams:
 def _parse(field: str, text: str) -> Any:  # noqa: ANN401 - whatever JSON holds; checked afterwards
     try:
         return json.loads(text)
-    except ValueError:
-        raise ValidationError(f"{field} is no number: value={text!r}", field=field) from None
+    except ValueError as error:
+        kind = "JSON" if field == "sampling" else "number"
+        raise ValidationError(f"{field} is no {kind}: value={text!r}, why={error}", field=field) from None
