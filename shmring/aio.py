@@ -79,6 +79,22 @@ class AsyncWaiter:
         self._thread.join()
 
     def _run(self) -> None:
+        """Serve until closed; whatever ends this thread, nobody is left waiting for it."""
+        try:
+            self._serve()
+        finally:
+            with self._has_work:
+                self._is_closing = True
+                self._busy = frozenset()
+                stranded = list(self._awaited.values())
+                self._awaited.clear()
+                self._has_work.notify_all()
+            for future in stranded:
+                if not self._loop.is_closed():
+                    error = RuntimeError("the waiting thread has ended")
+                    self._loop.call_soon_threadsafe(_resolve, future, error)
+
+    def _serve(self) -> None:
         while True:
             with self._has_work:
                 self._busy = frozenset()
@@ -109,7 +125,7 @@ class AsyncWaiter:
                 self._loop.call_soon_threadsafe(_resolve, future, problem)
 
 
-def _resolve(future: asyncio.Future[bool], error: ShmringError | None) -> None:
+def _resolve(future: asyncio.Future[bool], error: Exception | None) -> None:
     if future.done():
         return
     if error is None:
