@@ -3,6 +3,11 @@
 An engine imports `SchedulerPort`; whoever serves clients imports `TokenizerManager`.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
 from manager.config import Settings
 from manager.errors import (
     ConfigError,
@@ -19,7 +24,19 @@ from manager.finish import FinishCode, FinishReason
 from manager.request import GenerateRequest
 from manager.sampling import SAMPLING_DTYPE, SamplingParams, decode_extras
 from manager.scheduler_port import Arrivals, Control, SchedulerPort
-from manager.tokenizer_manager import GenerateOutput, TokenizerManager
+
+if TYPE_CHECKING:
+    from manager.tokenizer_manager import GenerateOutput, TokenizerManager
+
+_LATER = ("GenerateOutput", "TokenizerManager")
+
+
+def __getattr__(name: str) -> object:
+    """Import the manager's own side only for those who use it: a scheduler needs no tokenizer library."""
+    if name in _LATER:
+        return getattr(importlib.import_module("manager.tokenizer_manager"), name)
+    raise AttributeError(f"module 'manager' has no attribute {name!r}")
+
 
 __all__ = [
     "SAMPLING_DTYPE",

@@ -74,6 +74,12 @@ class Outbox:
             self.deregister(dispatch.request_id)
             raise QueueFullError("ingress ring is full: the scheduler is behind")
 
+    def ask(self, control_id: int, payload: bytes) -> None:
+        """Put a question to the scheduler. Raises QueueFullError."""
+        lengths, data = messages.pack_bytes([payload])
+        if not messages.CONTROL.push(self._ingress, 1, np.array([control_id], np.uint64), lengths, data):
+            raise QueueFullError("ingress ring is full: the scheduler is behind")
+
     def abort(self, request_id: int) -> None:
         """Tell the scheduler to drop a request. Never lost: kept until there is room."""
         self._aborts.append(request_id)

@@ -115,6 +115,7 @@ class TokenizerManager:
         self._request_ids = request_ids or RequestIds()
         self._streams: dict[int, RequestStream] = {}
         self._rids: dict[str, int] = {}
+        self._questions: dict[int, asyncio.Future[bytes]] = {}
         self._starting = 0
         """Requests that are being tokenized: they count, and are not in the tables yet."""
         self._state = "new"
@@ -390,6 +391,26 @@ class TokenizerManager:
                 error=error,
             )
 
+    async def ask_scheduler(self, payload: bytes, timeout_s: float = 5.0) -> bytes:
+        """Put a question to the scheduler and wait for its answer; both are the scheduler's own language.
+
+        An embedded engine answers everything with its state as JSON. Raises UnavailableError if
+        there is no scheduler, or no answer in time.
+        """
+        self._check_running()
+        if self._part_states[_SCHEDULER] is not PartState.READY:
+            raise UnavailableError(f"part is not there: part={_SCHEDULER}, name={self._settings.name}")
+        control_id = self._request_ids.take()
+        answer: asyncio.Future[bytes] = self._loop.create_future()
+        self._questions[control_id] = answer
+        try:
+            self._outbox.ask(control_id, payload)
+            return await asyncio.wait_for(answer, timeout_s)
+        except (TimeoutError, asyncio.TimeoutError):
+            raise UnavailableError(f"scheduler did not answer: timeout_s={timeout_s}") from None
+        finally:
+            del self._questions[control_id]
+
     def abort(self, rid: str) -> int:
         """Abort the requests that the client calls `rid`; returns how many there were.
 
@@ -458,8 +479,10 @@ class TokenizerManager:
         self._keep_flushing()
 
     def on_result(self, control_id: int, payload: bytes) -> None:
-        """Take an answer to a control request; nobody asks any yet."""
-        log.warning("answer to no question: control_id=%d, length=%d", control_id, len(payload))
+        """Hand an answer to whoever asked; nobody may wait for it any more."""
+        future = self._questions.get(control_id)
+        if future is not None and not future.done():
+            future.set_result(payload)
 
     async def _serve_replies(self, shard: int) -> None:
         reply, inbox = self._replies[shard], self._inboxes[shard]

@@ -174,6 +174,8 @@ async def _answer(
     figures: Figures,
 ) -> None:
     submitted_s = time.perf_counter()
+    if figures.started_s is None:
+        figures.started_s = submitted_s
     figures.requests += 1
     is_first = True
     counted: dict[int, int] = {}

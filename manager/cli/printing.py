@@ -126,7 +126,8 @@ def _error_object(error: ManagerError) -> dict[str, object]:
 class Figures:
     """Counts and times of a run. Clock: time.perf_counter, seconds."""
 
-    started_s: float = field(default_factory=time.perf_counter)
+    started_s: float | None = None
+    """Of the first request: waiting for a scheduler or for somebody to type is no work."""
     requests: int = 0
     failed: int = 0
     tokens: int = 0
@@ -135,7 +136,7 @@ class Figures:
 
     def line(self) -> str:
         """The one line."""
-        elapsed_s = time.perf_counter() - self.started_s
+        elapsed_s = 0.0 if self.started_s is None else time.perf_counter() - self.started_s
         rate = self.tokens / elapsed_s if elapsed_s > 0 else 0.0
         firsts = sorted(self.first_token_s)
         first = (

@@ -10,6 +10,7 @@ served ends with an error of its own, and the loop goes on.
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
     from manager.engines.port import Arrivals, Port
 
 RUNNING_MAX = 256  # rows of a batch, what a server of some size runs at once
-WAITING_MAX = 1024  # drained, not started; more stay in the ring, and the manager's own queues bound those
+# Drained, not started. As many as a manager lets in by default, so that a ring is never left full of
+# requests with aborts behind them; a manager that lets in more makes those wait.
+WAITING_MAX = 16384
 DRAIN_MAX = 64  # requests taken in before a step: bounds what new ones add to the others' latency
 IDLE_WAIT_S = 0.1  # how long should_stop may go unasked while nothing runs
 
@@ -86,6 +89,8 @@ class EngineLoop:
             return 0
         arrivals = self._port.drain(limit)
         count, abort_count = len(arrivals.request_ids), len(arrivals.aborts)
+        for control in arrivals.controls:
+            self._port.push_result(control.control_id, self._state())
         aborted: set[int] = set()
         if abort_count:
             aborted.update(arrivals.aborts.tolist())
@@ -93,7 +98,16 @@ class EngineLoop:
             self._waiting = deque(request for request in self._waiting if request.request_id not in aborted)
         if count:
             self._queue(arrivals, aborted)
-        return count + abort_count
+        return count + abort_count + len(arrivals.controls)
+
+    def _state(self) -> bytes:
+        """Answer a control request: what the loop is at, as JSON."""
+        state = {
+            "running": self._engine.running_count,
+            "waiting": len(self._waiting),
+            "pushed_tokens": self.pushed_token_count,
+        }
+        return json.dumps(state).encode()
 
     def _queue(self, arrivals: Arrivals, aborted: set[int]) -> None:
         """Copy the requests out of the columns, for those may be views of the ring."""

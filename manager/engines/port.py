@@ -64,6 +64,25 @@ class Arrivals(Protocol):
         """
         ...
 
+    @property
+    def controls(self) -> Sequence[Control]:
+        """Questions to be answered with `push_result`."""
+        ...
+
+
+class Control(Protocol):
+    """A question to the scheduler."""
+
+    @property
+    def control_id(self) -> int:
+        """What the answer must name."""
+        ...
+
+    @property
+    def payload(self) -> bytes:
+        """The question; an embedded engine has one answer to all."""
+        ...
+
 
 class Port(Protocol):
     """The scheduler's end of a deployment."""
@@ -107,4 +126,8 @@ class Port(Protocol):
 
     def push_error(self, request_id: int, message: str) -> object:
         """End one request with an error."""
+        ...
+
+    def push_result(self, control_id: int, payload: bytes) -> object:
+        """Answer a control request."""
         ...

@@ -29,6 +29,12 @@ class Request:
 
 
 @dataclass
+class Question:
+    control_id: int
+    payload: bytes = b"?"
+
+
+@dataclass
 class Columns:
     request_ids: np.ndarray
     prompt_counts: np.ndarray
@@ -38,6 +44,7 @@ class Columns:
     stop_token_ids: np.ndarray
     extras: list[bytes]
     aborts: np.ndarray
+    controls: list[Question]
 
 
 class FakePort:
@@ -53,6 +60,8 @@ class FakePort:
     def __init__(self) -> None:
         self.sent: deque[Request] = deque()
         self.aborts: list[int] = []
+        self.controls: list[Question] = []
+        self.results: dict[int, bytes] = {}
         self.answers: dict[int, list[int]] = {}
         self.ends: dict[int, tuple[FinishCode, int]] = {}
         self.errors: dict[int, str] = {}
@@ -65,7 +74,7 @@ class FakePort:
 
     def wait(self, timeout_s: float | None) -> bool:
         self.waits.append(timeout_s)
-        return bool(self.sent or self.aborts)
+        return bool(self.sent or self.aborts or self.controls)
 
     def drain(self, max_requests: int) -> Columns:
         for column in self._lent:
@@ -85,8 +94,10 @@ class FakePort:
             stop_token_ids=np.array([i for row in rows for i in row.stop_token_ids], np.int32),
             extras=[row.extras for row in rows],
             aborts=np.array(self.aborts, np.uint64),
+            controls=self.controls,
         )
         self.aborts = []
+        self.controls = []
         self._lent = [column for column in vars(columns).values() if isinstance(column, np.ndarray)]
         return columns
 
@@ -106,6 +117,9 @@ class FakePort:
             begin += count
             if code:
                 self.ends[request_id] = FinishCode(code), value
+
+    def push_result(self, control_id: int, payload: bytes) -> None:
+        self.results[control_id] = payload
 
     def push_error(self, request_id: int, message: str) -> None:
         assert request_id not in self.errors
@@ -268,3 +282,15 @@ def test_what_the_port_raises_goes_through(port: FakePort):
     port.drain = drain
     with pytest.raises(EndedError):
         run_engine(EchoEngine(context_length=10), port, should_stop=lambda: False)
+
+
+def test_a_question_is_answered_with_the_state_of_the_loop(port: FakePort):
+    """An operator who asks a scheduler what it is at would wait in vain."""
+    loop = EngineLoop(EchoEngine(context_length=1000), port)
+    port.send(Request(1, [5, 6, 7]))
+    port.controls = [Question(17)]
+    loop.do_work(8)
+    assert msgspec.json.decode(port.results[17]) == {"running": 0, "waiting": 0, "pushed_tokens": 0}
+    port.controls = [Question(18)]
+    loop.do_work(8)
+    assert msgspec.json.decode(port.results[18]) == {"running": 1, "waiting": 0, "pushed_tokens": 1}
