@@ -6,6 +6,7 @@ import random
 import signal
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from manager.deployment import read_manifest
@@ -67,16 +68,15 @@ def _await_deployment(options: argparse.Namespace, stop: threading.Event) -> boo
 
     Raises SegmentNotFoundError when the time given is over.
     """
-    waited_s, is_told = 0.0, False
+    deadline = None if options.timeout is None else time.monotonic() + options.timeout
+    is_told = False
     while not stop.is_set():
-        step_s = (
-            _SILENT_WAIT_S if options.timeout is None else min(_SILENT_WAIT_S, options.timeout - waited_s)
-        )
+        left_s = _SILENT_WAIT_S if deadline is None else max(0.0, deadline - time.monotonic())
         try:
-            read_manifest(options.name, max(0.0, step_s))
+            read_manifest(options.name, min(_SILENT_WAIT_S, left_s))
         except (SegmentNotFoundError, DeploymentEndedError):
-            waited_s += _SILENT_WAIT_S
-            if options.timeout is not None and waited_s >= options.timeout:
+            # by the clock: a dead manager's leftover is found at once, and waited for all the same
+            if deadline is not None and time.monotonic() >= deadline:
                 raise
             if not is_told:
                 print(f"waiting for a manager of the deployment: name={options.name}", file=sys.stderr)
