@@ -523,7 +523,7 @@ class TokenizerManager:
         elif attaches:
             self._part_states[label] = PartState.LOST
         self._attaches[label] = attaches
-        return (before is PartState.READY and not is_there) or attaches > attached_before > 0
+        return before is PartState.READY and (not is_there or attaches != attached_before)
 
     def _lose_worker(self, shard: int) -> None:
         label = _worker(shard)
