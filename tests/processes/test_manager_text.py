@@ -58,7 +58,8 @@ async def pieces_of(manager: TokenizerManager, **request: Any) -> tuple[list[str
             texts.append(output.text)
             ids += output.output_ids
             reason = output.finish_reason
-            trimmed = int(reason is not None and isinstance(reason.matched(), int))
+            matched = None if reason is None else reason.matched()
+            trimmed = int(isinstance(matched, int) and matched != 0)  # id 0 is never trimmed
             assert output.completion_tokens == len(ids) + trimmed
     return texts, ids, reason
 
