@@ -26,15 +26,16 @@ from manager.sampling import SAMPLING_DTYPE, SamplingParams, decode_extras
 from manager.scheduler_port import Arrivals, Control, SchedulerPort
 
 if TYPE_CHECKING:
-    from manager.tokenizer_manager import GenerateOutput, TokenizerManager
+    from manager.output import GenerateOutput
+    from manager.tokenizer_manager import TokenizerManager
 
-_LATER = ("GenerateOutput", "TokenizerManager")
+_LATER = {"GenerateOutput": "manager.output", "TokenizerManager": "manager.tokenizer_manager"}
 
 
 def __getattr__(name: str) -> object:
     """Import the manager's own side only for those who use it: a scheduler needs no tokenizer library."""
     if name in _LATER:
-        return getattr(importlib.import_module("manager.tokenizer_manager"), name)
+        return getattr(importlib.import_module(_LATER[name]), name)
     raise AttributeError(f"module 'manager' has no attribute {name!r}")
 
 

@@ -14,8 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 import shmring
@@ -36,12 +34,14 @@ from manager.inbox import Inbox
 from manager.lifecycle import Event, State
 from manager.limits import Limits
 from manager.outbox import Dispatch, Outbox
+from manager.output import GenerateOutput, error_output, output_of
 from manager.request import GenerateRequest, SingleRequest, fan_out
 from manager.sampling import NormalizedSampling
 from manager.stream import RequestStream
 from manager.supervisor import Supervisor
 from manager.tokenizer import LoadedTokenizer, load_tokenizer
-from shmring import AsyncWaiter, PeerState
+from manager.watch import SCHEDULER, PartWatch, worker_label
+from shmring import AsyncWaiter
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -60,38 +60,6 @@ _RECORDS_AT_ONCE: Final = 64
 #: Seconds between two tries of what did not fit a ring.
 _RETRY_S: Final = 0.001
 _ABORT_FLUSH_S: Final = 0.5
-_SCHEDULER: Final = "scheduler"
-
-
-@dataclass(frozen=True)
-class GenerateOutput:
-    """One piece of one request's output."""
-
-    index: int
-    """The prompt's place in the request."""
-    sample: int
-    rid: str
-    text: str
-    """New text since the last piece; all of it if the request does not stream."""
-    output_ids: list[int]
-    """New token ids, as `text`."""
-    prompt_tokens: int
-    completion_tokens: int
-    """Generated so far, a trimmed stop token included."""
-    finish_reason: FinishReason | None
-    """Set on the last piece."""
-    error: ManagerError | None = None
-    """Set on the last piece of a request of a batch that failed; the others go on."""
-
-
-class PartState(Enum):
-    """What is known of a worker or the scheduler."""
-
-    WAITING = "waiting"
-    """Not there yet."""
-    READY = "ready"
-    LOST = "lost"
-    """Died, or left; it may come again."""
 
 
 class TokenizerManager:
@@ -119,8 +87,6 @@ class TokenizerManager:
         self._starting = 0
         """Requests that are being tokenized: they count, and are not in the tables yet."""
         self._state = "new"
-        self._attaches: dict[str, int] = {}
-        self._part_states: dict[str, PartState] = {}
 
     async def start(self) -> None:
         """Make the deployment and start its parts. Raises before anything is left behind."""
@@ -167,19 +133,17 @@ class TokenizerManager:
             for shard in range(settings.workers)
         ]
         self._inboxes = [Inbox(reply, self) for reply in self._replies]
-        for label in (_SCHEDULER, *(_worker(shard) for shard in range(settings.workers))):
-            self._part_states[label] = PartState.WAITING
-            self._attaches[label] = 0
+        self._parts = PartWatch(self._ingress, self._replies)
 
     def _start_parts(self) -> None:
         name = self._settings.name
         if self._start_workers:
             for shard in range(self._settings.workers):
                 arguments = ("worker", "--name", name, "--shard", str(shard), "--supervised")
-                self._supervisor.start(_worker(shard), arguments)
+                self._supervisor.start(worker_label(shard), arguments)
         if self._engine is not None:
             arguments = ("scheduler", "--name", name, "--engine", self._engine, "--supervised")
-            self._supervisor.start(_SCHEDULER, arguments)
+            self._supervisor.start(SCHEDULER, arguments)
 
     async def wait_until_ready(self, timeout_s: float | None = None) -> bool:
         """Wait for a scheduler and all workers. False: `timeout_s` has passed; see `missing_parts`.
@@ -198,14 +162,14 @@ class TokenizerManager:
 
     def _check_start(self, label: str) -> None:
         """A part that ended before it ever was ready will not be ready the next time either."""
-        if self._supervisor.is_ours(label) and not self._attaches[label]:
+        if self._supervisor.is_ours(label) and not self._parts.attaches(label):
             code = self._supervisor.exit_code(label)
             if code is not None:
                 raise ConfigError(f"{label} cannot start: exit_code={code}", setting=label)
 
     def missing_parts(self) -> list[str]:
         """The parts that are not there: "scheduler", "worker 0", ..."""
-        return [label for label, state in self._part_states.items() if state is not PartState.READY]
+        return self._parts.missing()
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
         """Serve a request: its output as it comes (stream) or each prompt's whole output at its end.
@@ -317,8 +281,8 @@ class TokenizerManager:
     def _dispatch(self, stream: RequestStream) -> None:
         """Send one request on its way, or end it with the reason why not."""
         try:
-            for label in (_SCHEDULER, _worker(stream.shard)):
-                if self._part_states[label] is not PartState.READY:
+            for label in (SCHEDULER, worker_label(stream.shard)):
+                if not self._parts.is_ready(label):
                     raise UnavailableError(f"part is not there: part={label}, name={self._settings.name}")
             dispatch, stream.dispatch = stream.dispatch, None
             assert dispatch is not None, "a request is dispatched once"
@@ -341,16 +305,7 @@ class TokenizerManager:
     async def _outputs(self, stream: RequestStream) -> AsyncGenerator[GenerateOutput, None]:
         while True:
             delta = await stream.take()
-            yield GenerateOutput(
-                index=stream.request.index,
-                sample=stream.request.sample,
-                rid=stream.request.rid,
-                text=delta.text,
-                output_ids=delta.token_ids,
-                prompt_tokens=stream.prompt_count,
-                completion_tokens=delta.completion_count,
-                finish_reason=delta.finish_reason,
-            )
+            yield output_of(stream, delta)
             if delta.finish_reason is not None:
                 return
 
@@ -379,17 +334,7 @@ class TokenizerManager:
             async for output in self._outputs(stream):
                 yield output
         except ManagerError as error:
-            yield GenerateOutput(
-                index=stream.request.index,
-                sample=stream.request.sample,
-                rid=stream.request.rid,
-                text="",
-                output_ids=[],
-                prompt_tokens=stream.prompt_count,
-                completion_tokens=stream.completion_count,
-                finish_reason=None,
-                error=error,
-            )
+            yield error_output(stream, error)
 
     async def ask_scheduler(self, payload: bytes, timeout_s: float = 5.0) -> bytes:
         """Put a question to the scheduler and wait for its answer; both are the scheduler's own language.
@@ -398,8 +343,8 @@ class TokenizerManager:
         there is no scheduler, or no answer in time.
         """
         self._check_running()
-        if self._part_states[_SCHEDULER] is not PartState.READY:
-            raise UnavailableError(f"part is not there: part={_SCHEDULER}, name={self._settings.name}")
+        if not self._parts.is_ready(SCHEDULER):
+            raise UnavailableError(f"part is not there: part={SCHEDULER}, name={self._settings.name}")
         control_id = self._request_ids.take()
         answer: asyncio.Future[bytes] = self._loop.create_future()
         self._questions[control_id] = answer
@@ -506,27 +451,15 @@ class TokenizerManager:
             await asyncio.sleep(self._settings.check_interval_s)
 
     def _look_at_parts(self) -> None:
-        for shard, reply in enumerate(self._replies):
-            end = reply.statistics().producer
-            if self._note(_worker(shard), end.state, end.attaches):
-                self._lose_worker(shard)
-        end = self._ingress.statistics().consumer
-        if self._note(_SCHEDULER, end.state, end.attaches):
+        lost = self._parts.look()
+        for shard in range(self._settings.workers):
+            if worker_label(shard) in lost:
+                self._loseworker_label(shard)
+        if SCHEDULER in lost:
             self._lose_scheduler()
 
-    def _note(self, label: str, state: str, attaches: int) -> bool:
-        """Remember a part's state; True if it was there and is not, or is another process by now."""
-        before, attached_before = self._part_states[label], self._attaches[label]
-        is_there = state == PeerState.ATTACHED.value
-        if is_there:
-            self._part_states[label] = PartState.READY
-        elif attaches:
-            self._part_states[label] = PartState.LOST
-        self._attaches[label] = attaches
-        return before is PartState.READY and (not is_there or attaches != attached_before)
-
-    def _lose_worker(self, shard: int) -> None:
-        label = _worker(shard)
+    def _loseworker_label(self, shard: int) -> None:
+        label = worker_label(shard)
         inbox = self._inboxes[shard]
         while inbox.do_work(_RECORDS_AT_ONCE):
             pass  # what it had published is still good
@@ -541,7 +474,7 @@ class TokenizerManager:
         log.warning("the scheduler has gone: requests=%d", len(lost))
         for stream in lost:
             # the aborts reach its successor behind the requests that it may find in the ring
-            self._abort(stream, PartLostError("part has died: part=scheduler", part=_SCHEDULER))
+            self._abort(stream, PartLostError("part has died: part=scheduler", part=SCHEDULER))
 
     @property
     def in_flight_count(self) -> int:
@@ -582,10 +515,6 @@ class TokenizerManager:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-
-def _worker(shard: int) -> str:
-    return f"worker {shard}"
 
 
 def _facts(settings: Settings, tokenizer: LoadedTokenizer | None) -> Facts:

@@ -11,7 +11,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from manager.errors import ManagerError
-    from manager.tokenizer_manager import GenerateOutput
+    from manager.output import GenerateOutput
 
 #: Columns after which a line of interleaved text is cut at the next space.
 _LINE_WIDTH = 76

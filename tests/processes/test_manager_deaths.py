@@ -202,7 +202,7 @@ def test_a_worker_that_was_killed_serves_again(commands: Any, deployment_name: s
                 os.kill(shmring.read_statistics(f"{deployment_name}.reply.1").producer.pid, signal.SIGKILL)
                 while shmring.read_statistics(f"{deployment_name}.reply.1").producer.attaches == attaches:
                     await asyncio.sleep(0.01)
-                while manager._attaches["worker 1"] == attaches or manager.missing_parts():
+                while manager._parts.attaches("worker 1") == attaches or manager.missing_parts():
                     await asyncio.sleep(0.01)
 
     run(work())
