@@ -21,7 +21,7 @@ import numpy as np
 
 import shmring
 from manager import finish, messages
-from manager.errors import CodecError, DetokenizeError, UnavailableError
+from manager.errors import CodecError, DetokenizeError, ManagerError, UnavailableError
 from manager.finish import FinishCode, FinishReason
 from manager.stop import StopMatcher, trim_at_stop
 
@@ -154,9 +154,21 @@ class DetokShard:
             if not records:
                 return done
             for record in records:
-                self._apply(record)
+                self._apply_or_reject(record)
             self._register.release()
             done += len(records)
+
+    def _apply_or_reject(self, record: Record) -> None:
+        """A registration that cannot be read ends the requests it names; the worker lives."""
+        try:
+            self._apply(record)
+        except (shmring.CorruptFrameError, shmring.ColumnError, ManagerError, msgspec.MsgspecError) as error:
+            self.counters.rejected_frames += 1
+            named = messages.recover_request_ids(record)
+            log.error("registration was rejected: requests=%d, why=%s", len(named), error)  # noqa: TRY400
+            text = f"internal error: malformed registration: {error}"
+            self._ask_aborts(named)
+            self._push_failures(named, _STATUS_INTERNAL, [text] * len(named))
 
     def _apply(self, record: Record) -> None:
         if record.type == messages.RegisterType.REGISTER:
@@ -232,16 +244,19 @@ class DetokShard:
         self._fail(known, _STATUS_INTERNAL, [text] * len(known))
 
     def _fail(self, request_ids: Iterable[int], status: int, texts: Iterable[str]) -> None:
+        """End those of the requests that are open; the others have ended already."""
         rows = [(i, t) for i, t in zip(request_ids, texts, strict=True) if i in self._outputs]
-        if not rows:
+        self._push_failures([i for i, _ in rows], status, [t for _, t in rows])
+
+    def _push_failures(self, request_ids: list[int], status: int, texts: list[str]) -> None:
+        if not request_ids:
             return
-        for request_id, _ in rows:
+        for request_id in request_ids:
             self._end(request_id)
-        lengths, text = messages.pack_bytes([t.encode("utf-8", "replace") for _, t in rows])
-        ids = np.array([i for i, _ in rows], np.uint64)
-        self._unsent.append(
-            (messages.FAIL, len(rows), (ids, np.full(len(rows), status, np.uint16), lengths, text))
-        )
+        lengths, text = messages.pack_bytes([t.encode("utf-8", "replace") for t in texts])
+        statuses = np.full(len(request_ids), status, np.uint16)
+        columns = (np.array(request_ids, np.uint64), statuses, lengths, text)
+        self._unsent.append((messages.FAIL, len(request_ids), columns))
 
     def _ask_aborts(self, request_ids: list[int]) -> None:
         if request_ids:
