@@ -7,6 +7,7 @@ everything new. What is kept is bounded by the number of requests in flight.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -14,8 +15,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import numpy as np
 
+import shmring
 from manager import messages
-from manager.errors import QueueFullError
+from manager.errors import InternalError, QueueFullError
 from manager.ids import shard_of
 from manager.sampling import SAMPLING_DTYPE
 
@@ -25,7 +27,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from manager.sampling import NormalizedSampling
-    from shmring import Producer
+    from shmring import Producer, Schema
+    from shmring.columns import ColumnData
+
+log = logging.getLogger(__name__)
 
 _IDS_AT_ONCE: Final = 256
 
@@ -77,7 +82,8 @@ class Outbox:
     def ask(self, control_id: int, payload: bytes) -> None:
         """Put a question to the scheduler. Raises QueueFullError."""
         lengths, data = messages.pack_bytes([payload])
-        if not messages.CONTROL.push(self._ingress, 1, np.array([control_id], np.uint64), lengths, data):
+        ids = np.array([control_id], np.uint64)
+        if not _push(messages.CONTROL, self._ingress, 1, ids, lengths, data):
             raise QueueFullError("ingress ring is full: the scheduler is behind")
 
     def abort(self, request_id: int) -> None:
@@ -105,17 +111,27 @@ class Outbox:
     def _flush_aborts(self) -> None:
         while self._aborts:
             ids = _head(self._aborts)
-            if not messages.ABORT.push(self._ingress, len(ids), ids):
+            if not self._try(messages.ABORT, self._ingress, ids, self._aborts):
                 return
-            _drop(self._aborts, len(ids))
 
     def _flush_deregistrations(self, shard: int) -> None:
         kept = self._deregistrations[shard]
         while kept:
             ids = _head(kept)
-            if not messages.DEREGISTER.push(self._registers[shard], len(ids), ids):
+            if not self._try(messages.DEREGISTER, self._registers[shard], ids, kept):
                 return
-            _drop(kept, len(ids))
+
+    def _try(self, schema: Schema, producer: Producer, ids: NDArray[np.uint64], kept: deque[int]) -> bool:
+        """Push kept ids. Through a damaged ring nobody can be told, and nothing is kept for it."""
+        try:
+            if not _push(schema, producer, len(ids), ids):
+                return False
+        except InternalError as error:
+            log.error("ids cannot be sent: count=%d, why=%s", len(kept), error)  # noqa: TRY400 - the text says it
+            kept.clear()
+            return False
+        _drop(kept, len(ids))
+        return True
 
     def _register(self, shard: int, dispatch: Dispatch) -> bool:
         params = dispatch.sampling.params
@@ -132,7 +148,8 @@ class Outbox:
         )
         stops = dispatch.sampling.stop_strs
         stop_lengths, stop_bytes = messages.pack_bytes([msgspec.msgpack.encode(stops) if stops else b""])
-        return messages.REGISTER.push(
+        return _push(
+            messages.REGISTER,
             self._registers[shard],
             1,
             np.array([dispatch.request_id], np.uint64),
@@ -147,7 +164,8 @@ class Outbox:
         sampling = dispatch.sampling
         extra_lengths, extras = messages.pack_bytes([sampling.extras()])
         rid_lengths, rids = messages.pack_bytes([dispatch.rid.encode()])
-        return messages.REQUEST.push(
+        return _push(
+            messages.REQUEST,
             self._ingress,
             1,
             np.array([dispatch.request_id], np.uint64),
@@ -167,6 +185,14 @@ class Outbox:
         self._ingress.close()
         for register in self._registers:
             register.close()
+
+
+def _push(schema: Schema, producer: Producer, rows: int, *columns: ColumnData) -> bool:
+    """Push a frame; a damaged ring is an error of ours that ends the request and not the manager."""
+    try:
+        return schema.push(producer, rows, *columns)
+    except shmring.CorruptRingError as error:
+        raise InternalError(f"ring is damaged: ring={producer.name}, why={error}") from error
 
 
 def _head(kept: deque[int]) -> NDArray[np.uint64]:

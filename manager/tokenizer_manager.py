@@ -12,6 +12,7 @@ ever try, one thread sleeps for all replies. Everything that can grow has a boun
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
@@ -84,6 +85,7 @@ class TokenizerManager:
         self._streams: dict[int, RequestStream] = {}
         self._rids: dict[str, int] = {}
         self._questions: dict[int, asyncio.Future[bytes]] = {}
+        self._broken_shards: dict[int, Exception] = {}
         self._starting = 0
         """Requests that are being tokenized: they count, and are not in the tables yet."""
         self._state = "new"
@@ -281,6 +283,8 @@ class TokenizerManager:
     def _dispatch(self, stream: RequestStream) -> None:
         """Send one request on its way, or end it with the reason why not."""
         try:
+            if stream.shard in self._broken_shards:
+                raise InternalError(f"reply ring cannot be read: why={self._broken_shards[stream.shard]}")
             for label in (SCHEDULER, worker_label(stream.shard)):
                 if not self._parts.is_ready(label):
                     raise UnavailableError(f"part is not there: part={label}, name={self._settings.name}")
@@ -431,10 +435,17 @@ class TokenizerManager:
 
     async def _serve_replies(self, shard: int) -> None:
         reply, inbox = self._replies[shard], self._inboxes[shard]
-        while True:
-            await self._waiter.wait_until_readable(reply)
-            while inbox.do_work(_RECORDS_AT_ONCE):
-                await asyncio.sleep(0)
+        try:
+            while True:
+                await self._waiter.wait_until_readable(reply)
+                while inbox.do_work(_RECORDS_AT_ONCE):
+                    await asyncio.sleep(0)
+        except shmring.ShmringError as error:
+            # nothing can come from this shard any more; its requests must not wait for it
+            log.exception("reply ring cannot be read: shard=%d", shard)
+            self._broken_shards[shard] = error
+            for stream in [stream for stream in self._streams.values() if stream.shard == shard]:
+                self._abort(stream, InternalError(f"reply ring cannot be read: why={error}"))
 
     def _keep_flushing(self) -> None:
         if self._outbox.kept_count and (self._flusher is None or self._flusher.done()):
@@ -461,8 +472,9 @@ class TokenizerManager:
     def _loseworker_label(self, shard: int) -> None:
         label = worker_label(shard)
         inbox = self._inboxes[shard]
-        while inbox.do_work(_RECORDS_AT_ONCE):
-            pass  # what it had published is still good
+        with contextlib.suppress(shmring.ShmringError):  # a damaged ring is `_serve_replies`'s to tell
+            while inbox.do_work(_RECORDS_AT_ONCE):
+                pass  # what it had published is still good
         self._outbox.forget_deregistrations(shard)
         lost = [stream for stream in self._streams.values() if stream.shard == shard]
         log.warning("%s has died: requests=%d", label, len(lost))
