@@ -408,12 +408,13 @@ def _swap(
 
 
 class _Batch:
-    """The columns of one BATCH frame, copied as far as they are changed."""
+    """The columns of one BATCH frame, copied."""
 
     def __init__(self, frame: Frame) -> None:
         self.ids: list[int] = frame["request_ids"].tolist()
         self.counts: NDArray[np.uint32] = frame["token_counts"].copy()
-        self.tokens: NDArray[np.int32] = frame["token_ids"]
+        # a copy, like the rest: a reply may wait for room longer than the ring keeps this record
+        self.tokens: NDArray[np.int32] = frame["token_ids"].copy()
         self.codes: NDArray[np.uint8] = frame["finish_codes"].copy()
         self.values: NDArray[np.int64] = (
             frame["finish_values"].copy() if "finish_values" in frame else np.zeros(frame.rows, np.int64)
