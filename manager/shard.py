@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from shmring import Consumer, Frame, Producer, Record, Schema
     from shmring.columns import ColumnData
 
+    #: A frame that is to be sent: its schema, its rows, its columns.
+    _Reply = tuple[Schema, int, tuple[ColumnData, ...]]
+
 log = logging.getLogger(__name__)
 
 #: Ended requests that are remembered, so that their late chunks are no news. 8 bytes an id and more.
@@ -111,7 +114,7 @@ class DetokShard:
         self._decoder = decoder
         self._outputs: dict[int, _Output] = {}
         self._ended = _EndedIds(ENDED_MAX)
-        self._unsent: deque[tuple[Schema, int, tuple[ColumnData, ...]]] = deque()
+        self._unsent: deque[_Reply] = deque()
         self.counters = ShardCounters()
 
     @property
@@ -393,7 +396,8 @@ class DetokShard:
             schema, rows, columns = self._unsent[0]
             if schema.payload_length(*columns) > self._reply.payload_length_max:
                 self._unsent.popleft()
-                self._unsent.extendleft(reversed(_halves(schema, rows, columns)))
+                parts = _halves(schema, rows, columns) if rows > 1 else _cut_row(schema, columns)
+                self._unsent.extendleft(reversed(parts))
                 continue
             if not schema.push(self._reply, rows, *columns):
                 return False
@@ -465,14 +469,10 @@ class _Batch:
         return values, *messages.pack_bytes([self.details.get(row, b"") for row in range(len(self.ids))])
 
 
-def _halves(
-    schema: Schema, rows: int, columns: tuple[ColumnData, ...]
-) -> list[tuple[Schema, int, tuple[ColumnData, ...]]]:
+def _halves(schema: Schema, rows: int, columns: tuple[ColumnData, ...]) -> list[_Reply]:
     """Cut a frame that can never fit the ring into two with half of the rows each."""
-    if rows < 2:
-        raise CodecError(f"one reply is larger than the reply ring: frame={schema.name}")
     named: dict[str, Any] = dict(zip(schema.names, columns, strict=True))
-    parts = []
+    parts: list[_Reply] = []
     for first, last in ((0, rows // 2), (rows // 2, rows)):
         part: list[ColumnData] = []
         for column in schema.columns:
@@ -487,3 +487,60 @@ def _halves(
                 part.append(values[start : start + int(counts[first:last].sum(dtype=np.int64))])
         parts.append((schema, last - first, tuple(part)))
     return parts
+
+
+def _cut_row(schema: Schema, columns: tuple[ColumnData, ...]) -> list[_Reply]:
+    """Say the one row of a frame that can never fit the ring in two, or what of it can be said.
+
+    Text goes on in the next frame, with the end in the last; an error's message is shortened; an
+    end that cannot be told becomes an error, so that nobody waits for it.
+    """
+    named: dict[str, Any] = dict(zip(schema.names, columns, strict=True))
+    if schema is messages.TEXT:
+        text, token_ids = named["texts"], named["token_ids"]
+        text_cut, ids_cut = _character_start(text, len(text) // 2), len(token_ids) // 2
+        if not text_cut and not ids_cut:
+            if not len(text) and not len(token_ids):
+                problem = b"internal error: the end of the request is too large to be told"
+                return [_failure(named["request_ids"], _STATUS_INTERNAL, problem)]
+            # nothing but the end is large: first the rest of the text, then the end for itself
+            text_cut, ids_cut = len(text), len(token_ids)
+        return [
+            _text_reply(named, text[:text_cut], token_ids[:ids_cut], is_last=False),
+            _text_reply(named, text[text_cut:], token_ids[ids_cut:], is_last=True),
+        ]
+    if schema is messages.FAIL:
+        message = named["messages"]
+        shortened = message[: _character_start(message, len(message) // 2)]
+        return [_failure(named["request_ids"], int(named["statuses"][0]), shortened.tobytes())]
+    log.error("reply is larger than the reply ring and was dropped: frame=%s", schema.name)
+    return []
+
+
+def _text_reply(
+    named: dict[str, Any], text: NDArray[np.uint8], token_ids: NDArray[np.int32], *, is_last: bool
+) -> _Reply:
+    """A part of one row: tokens are counted in the first, the end is told in the last."""
+    columns = named | {
+        "texts": text,
+        "texts_lengths": np.array([len(text)], np.uint32),
+        "token_ids": token_ids,
+        "token_counts": np.array([len(token_ids)], np.uint32),
+    }
+    if is_last:
+        columns["completion_counts"] = np.zeros(1, np.uint32)
+    else:
+        columns["finish_codes"] = np.zeros(1, np.uint8)
+        columns |= dict.fromkeys(("finish_values", "finish_details_lengths", "finish_details"))
+    return messages.TEXT, 1, tuple(columns[name] for name in messages.TEXT.names)
+
+
+def _failure(request_ids: NDArray[np.uint64], status: int, message: bytes) -> _Reply:
+    return messages.FAIL, 1, (request_ids, np.array([status], np.uint16), *messages.pack_bytes([message]))
+
+
+def _character_start(text: NDArray[np.uint8], index: int) -> int:
+    """The index, at most `index`, at which a character of UTF-8 begins."""
+    while index > 0 and int(text[index]) & 0xC0 == 0x80:
+        index -= 1
+    return index

@@ -674,6 +674,37 @@ def test_a_reply_larger_than_the_ring_goes_in_parts(benches: Any) -> None:
     }
 
 
+def test_one_text_larger_than_the_ring_goes_in_parts(benches: Any) -> None:
+    """One long step of one request must not end the worker, and everybody's requests with it."""
+    bench = benches(reply_bytes=4096, egress_bytes=1 << 18)
+    text = "世界 and so on, 😀 " * 400
+    bench.register(1, 2)
+    bench.register(3, stop=("NEVER",))
+    bench.push((1, text, None), (2, "small", LENGTH(5)), (3, text, LENGTH(9)))
+    bench.push((1, "end", LENGTH(3)))
+    answers = bench.work()
+    assert answers.texts == {1: text + "end", 2: "small", 3: text}
+    assert bytes(answers.ids[1]).decode() == text + "end"
+    assert answers.counts[1] == len((text + "end").encode())
+    assert answers.ends[3] == {"type": "length", "length": 9}
+
+
+def test_an_answer_that_can_never_fit_ends_its_request_alone(benches: Any) -> None:
+    """What cannot be cut is one request's error, not the end of the worker."""
+    bench = benches(reply_bytes=4096)
+    bench.register(1, 2)
+    huge = FinishReason.abort("x" * 9000, status_code=500)
+    bench.push((1, "a", huge), (2, "b", LENGTH(1)))
+    bench.register(3)
+    bench.error(3, b"y" * 9000)
+    answers = bench.work()
+    assert answers.texts[2] == "b"
+    assert answers.ends[1].status == 500
+    assert answers.ends[3].status == 400
+    assert str(answers.ends[3]).startswith("yyyy")
+    assert bench.shard.open_count == 0
+
+
 def test_what_a_dead_shard_had_not_released_comes_again_to_its_successor(bench: Bench) -> None:
     """Nobody knows the requests any more, so the scheduler is told to stop them, and new ones work."""
     bench.register(1)
