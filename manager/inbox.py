@@ -9,7 +9,7 @@ import numpy as np
 
 import shmring
 from manager import finish, messages
-from manager.errors import CodecError, InternalError, ManagerError, ValidationError
+from manager.errors import CodecError, InternalError, ManagerError, UnavailableError, ValidationError
 
 if TYPE_CHECKING:
     from manager.finish import FinishReason
@@ -128,4 +128,7 @@ class Inbox:
 
 
 def _error_of(status: int, text: str) -> ManagerError:
-    return ValidationError(text) if status == ValidationError.status else InternalError(text)
+    for kind in (ValidationError, UnavailableError):
+        if status == kind.status:
+            return kind(text)
+    return InternalError(text)

@@ -268,6 +268,7 @@ class DetokShard:
     def _take_batch(self, frame: Frame, *, is_fresh: bool) -> None:
         batch = _Batch(frame)
         self._drop_unknown(batch)
+        self._open_slots(batch, is_fresh=is_fresh)
         self.counters.batches += 1
         self.counters.rows += len(batch.ids)
         self.counters.tokens += len(batch.tokens)
@@ -276,7 +277,7 @@ class DetokShard:
         outputs = [self._outputs[request_id] for request_id in batch.ids]
         completion_counts = batch.counts.copy()  # before trimming: a stop token is counted and not shown
         self._trim_stop_tokens(batch, outputs)
-        text, lengths = self._decode(batch, outputs, is_fresh=is_fresh)
+        text, lengths = self._decode(batch, outputs)
         for output, count in zip(outputs, completion_counts.tolist(), strict=True):
             output.completion_count += count
         special = [
@@ -335,22 +336,35 @@ class DetokShard:
         if cut:
             batch.tokens = np.delete(batch.tokens, cut)
 
-    def _decode(
-        self, batch: _Batch, outputs: list[_Output], *, is_fresh: bool
-    ) -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
+    def _open_slots(self, batch: _Batch, *, is_fresh: bool) -> None:
+        """Give new texts their decoder state. Those for which none is free end; the others go on."""
+        if self._decoder is None:
+            return
+        refused: list[int] = []
+        for request_id in batch.ids:
+            output = self._outputs[request_id]
+            if output.slot >= 0:
+                continue
+            tail = output.prompt_tail[:0] if is_fresh else output.prompt_tail
+            try:
+                output.slot = self._decoder.open(
+                    tail,
+                    skip_special_tokens=output.skip_special_tokens,
+                    spaces_between_special_tokens=output.spaces_between_special_tokens,
+                )
+            except UnavailableError as error:
+                problem = str(error)
+                refused.append(request_id)
+        if refused:
+            refused = list(dict.fromkeys(refused))
+            log.error("requests were refused: count=%d, why=%s", len(refused), problem)
+            self._ask_aborts(refused)
+            self._fail(refused, UnavailableError.status, [problem] * len(refused))
+            batch.drop_rows([row for row, request_id in enumerate(batch.ids) if request_id in self._ended])
+
+    def _decode(self, batch: _Batch, outputs: list[_Output]) -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
         if self._decoder is None:
             return np.empty(0, np.uint8), np.zeros(len(outputs), np.uint32)
-        for output in outputs:
-            if output.slot < 0:
-                tail = output.prompt_tail[:0] if is_fresh else output.prompt_tail
-                try:
-                    output.slot = self._decoder.open(
-                        tail,
-                        skip_special_tokens=output.skip_special_tokens,
-                        spaces_between_special_tokens=output.spaces_between_special_tokens,
-                    )
-                except UnavailableError as error:
-                    raise DetokenizeError(f"no decoder state is free: {error}") from error
         slots = np.fromiter((output.slot for output in outputs), np.uint32, len(outputs))
         return self._decoder.decode(slots, batch.counts, batch.tokens)
 

@@ -596,6 +596,19 @@ def test_a_decoder_that_fails_fails_the_batch_and_not_the_shard(benches: Any) ->
     assert bench.shard.open_count == 0
 
 
+def test_more_texts_than_the_decoder_has_room_for_fail_those(benches: Any) -> None:
+    """One request too many must not take those with it that had their place."""
+    bench = benches(decoder=load_decoder(TOKENIZER, slots_max=2))
+    bench.register(1, 2, 3)
+    bench.push((1, "a", None), (2, "b", None))
+    bench.push((3, "c", None), (1, "d", LENGTH(2)), (2, "e", None))
+    bench.push((2, "f", LENGTH(3)))
+    answers = bench.work()
+    assert answers.texts == {1: "ad", 2: "bef"}
+    assert answers.ends[3].status == 503
+    assert answers.aborts == [3]
+
+
 def test_slots_of_the_decoder_are_given_back(benches: Any) -> None:
     """A slot lost a request is a worker that refuses everything after a day."""
     bench = benches(decoder=load_decoder(TOKENIZER, slots_max=2))
