@@ -59,7 +59,7 @@ class Inbox:
         for record in records:
             try:
                 self._take(record)
-            except (shmring.CorruptFrameError, shmring.ColumnError, CodecError) as error:
+            except (shmring.CorruptFrameError, shmring.ColumnError, ManagerError) as error:
                 self._reject(record, error)
         if records:
             self._reply.release()
