@@ -66,7 +66,7 @@ lint: $(VENV)/.lint-$(VERSION)
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror $(shell find native -name '*.[ch]' ! -name cdefs.h)
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/pytest -q -p no:randomly tests/tidy tests/typing
 
 bench: $(VENV)/.plain-$(VERSION)
