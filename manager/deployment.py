@@ -4,6 +4,7 @@ The manifest is a small read-only segment under the deployment's own name. It is
 so whoever finds it finds everything it speaks of. Whoever attaches needs the name and no more.
 
     NAME                 manifest
+    NAME.table           manager    -> workers; where ids are decoded by a table
     NAME.ingress         manager    -> scheduler
     NAME.egress.i        scheduler  -> worker i
     NAME.register.i      manager    -> worker i
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from manager.config import Settings
+    from manager.detokenize import Choice
 
-MANIFEST_VERSION: Final = 1
+MANIFEST_VERSION: Final = 2
 #: Bytes that a ring takes beside its data.
 _RING_OVERHEAD: Final = 4096
 
@@ -47,6 +49,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     eos_token_ids: list[int]
     tokenizer: str | None
     """Path of the tokenizer.json; None: no text, only ids."""
+    decoder: str | None
+    """How workers decode: "table" (it is published), "library" (each loads the tokenizer), or None:
+    each worker finds out."""
+    decoder_reason: str
+    """For people to read."""
     manager_pid: int
     """For people to read."""
 
@@ -71,6 +78,11 @@ def reply_name(name: str, shard: int) -> str:
     return f"{name}.reply.{shard}"
 
 
+def table_name(name: str) -> str:
+    """Name of the blob that holds the decode table."""
+    return f"{name}.table"
+
+
 def ring_names(name: str, shards: int) -> list[str]:
     """Names of all rings of a deployment."""
     names = [ingress_name(name)]
@@ -86,6 +98,8 @@ class Facts:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     tokenizer: Path | None
+    decoding: Choice | None = None
+    """None: no tokenizer, or each worker finds out by itself."""
 
 
 class Deployment:
@@ -97,9 +111,14 @@ class Deployment:
         self.shards = settings.workers
         self._rings: dict[str, shmring.Ring] = {}
         self._manifest: shmring.Blob | None = None
-        _check_room(settings)
+        self._table: shmring.Blob | None = None
+        choice = facts.decoding
+        table = b"" if choice is None else choice.table_bytes()
+        _check_room(settings, len(table))
         try:
             self._make_rings(settings)
+            if table:
+                self._table = shmring.publish_blob(table_name(settings.name), table)
             self._manifest = shmring.publish_blob(settings.name, _encode(settings, facts))
         except SegmentExistsError as error:
             self.close()
@@ -130,14 +149,18 @@ class Deployment:
         """Take all names away, the manifest first. Twice is once."""
         if self._manifest is not None:
             self._manifest.close()
+        if self._table is not None:
+            self._table.close()
         for ring in self._rings.values():
             ring.close()
 
 
-def _check_room(settings: Settings) -> None:
-    """Find out before the first ring is made whether all of them fit."""
+def _check_room(settings: Settings, table_length: int) -> None:
+    """Find out before the first ring is made whether everything fits."""
     rings = 1 + 3 * settings.workers
     needed = settings.capacity_bytes + rings * _RING_OVERHEAD + 2 * _RING_OVERHEAD
+    if table_length:
+        needed += table_length + 2 * _RING_OVERHEAD
     status = os.statvfs("/dev/shm")  # noqa: S108 - the shared-memory file system
     free = status.f_bavail * status.f_frsize
     if needed > free:
@@ -159,6 +182,8 @@ def _encode(settings: Settings, facts: Facts) -> bytes:
             context_length=settings.context_length,
             eos_token_ids=list(facts.eos_token_ids),
             tokenizer=None if facts.tokenizer is None else str(facts.tokenizer.resolve()),
+            decoder=None if facts.decoding is None else facts.decoding.kind.value,
+            decoder_reason="" if facts.decoding is None else facts.decoding.reason,
             manager_pid=os.getpid(),
         )
     )
@@ -199,7 +224,8 @@ def remove_leftovers(manifest: Manifest) -> list[str]:
     Called by the parts that outlive their manager, so that a kill leaves nothing behind.
     """
     removed = []
-    for name in [manifest.name, *ring_names(manifest.name, manifest.shards)]:
+    names = [manifest.name, table_name(manifest.name), *ring_names(manifest.name, manifest.shards)]
+    for name in names:
         try:
             shmring.unlink(name)
         except (OSError, shmring.ShmringError):  # gone, alive again, or somebody else's

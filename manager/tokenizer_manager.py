@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 import shmring
 from manager.deployment import Deployment, Facts, ingress_name, register_name, reply_name
-from manager.detokenize import PROMPT_TAIL_MAX
+from manager.detokenize import PROMPT_TAIL_MAX, choose
 from manager.errors import (
     ConfigError,
     DisconnectedError,
@@ -101,6 +102,11 @@ class TokenizerManager:
             else None
         )
         facts = _facts(settings, self._tokenizer)
+        if self._tokenizer is not None:
+            # once for all workers; proved against the library before anybody relies on it
+            choice = await self._loop.run_in_executor(None, choose, self._tokenizer.tokenizer)
+            log.info("decoding by %s: %s", choice.kind.value, choice.reason)
+            facts = dataclasses.replace(facts, decoding=choice)
         self.limits = Limits(
             vocab_size=facts.vocab_size,
             context_length=settings.context_length,

@@ -9,11 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import shmring
-from manager.deployment import egress_name, read_manifest, register_name, remove_leftovers, reply_name
-from manager.detokenize import load_decoder
+from manager.deployment import (
+    egress_name,
+    read_manifest,
+    register_name,
+    remove_leftovers,
+    reply_name,
+    table_name,
+)
+from manager.detokenize import SLOTS_MAX, DecoderKind, TableDecoder, load_decoder, table_from_bytes
 from manager.errors import ConfigError
 from manager.shard import DetokShard
-from manager.tokenizer import load_tokenizer
 from shmring import Consumer, Producer, WaitPolicy
 
 if TYPE_CHECKING:
@@ -56,11 +62,30 @@ def run_worker(
 
 
 def _load_decoder(manifest: Manifest) -> BatchDecoder | None:
+    """The deployment's decoder. One that decodes by the published table never sees the tokenizer."""
     if manifest.tokenizer is None:
         return None
-    decoder = load_decoder(load_tokenizer(Path(manifest.tokenizer)).tokenizer)
-    log.info("decoding by %s: %s", decoder.kind.value, decoder.reason)
+    decoder: BatchDecoder
+    if manifest.decoder == DecoderKind.TABLE.value:
+        decoder = _map_table(manifest)
+    else:
+        # imported here: it costs 20 MiB and most of the start, and most workers never need it
+        from manager.tokenizer import load_tokenizer  # noqa: PLC0415
+
+        kind = DecoderKind.LIBRARY if manifest.decoder == DecoderKind.LIBRARY.value else None
+        decoder = load_decoder(load_tokenizer(Path(manifest.tokenizer)).tokenizer, kind=kind)
+    log.info("decoding by %s: %s", decoder.kind.value, manifest.decoder_reason or decoder.reason)
     return decoder
+
+
+def _map_table(manifest: Manifest) -> TableDecoder:
+    """Decode with the table where it lies. Its views keep the memory mapped; its owner never writes again."""
+    mapping = shmring.read_blob(table_name(manifest.name))
+    try:
+        table = table_from_bytes(mapping.payload)
+    finally:
+        mapping.handle.close()
+    return TableDecoder(table, slots_max=SLOTS_MAX, reason=manifest.decoder_reason)
 
 
 def _run(

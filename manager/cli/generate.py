@@ -19,12 +19,12 @@ from manager.config import Settings
 from manager.engines.catalogue import ENGINE_NAMES
 from manager.errors import ConfigError, ManagerError
 from manager.request import GenerateRequest
-from manager.tokenizer_manager import TokenizerManager
 
 if TYPE_CHECKING:
     import argparse
 
     from manager.sampling import SamplingParams
+    from manager.tokenizer_manager import TokenizerManager
 
 _READY_TIMEOUT_S = 60.0
 _TOLD_AFTER_S = 1.0
@@ -97,6 +97,9 @@ async def _with_signals(options: argparse.Namespace, settings: Settings, samplin
 
 async def _generate(options: argparse.Namespace, settings: Settings, sampling: SamplingParams) -> int:
     engine = None if options.engine == "none" else options.engine
+    # here and not above: a worker's command must not load the tokenizer library
+    from manager.tokenizer_manager import TokenizerManager  # noqa: PLC0415
+
     manager = TokenizerManager(settings, engine=engine, start_workers=not options.external_workers)
     try:
         await manager.start()
