@@ -258,7 +258,7 @@ def test_a_killed_manager_leaves_nothing(
         ]
     manager = commands.manager("generate", "--name", deployment_name, *options)
     until(lambda: manager.out, "text")
-    assert len(names_left(deployment_name)) == 8
+    assert len(names_left(deployment_name)) == 9  # seven rings, the decode table and the manifest
     manager.kill()
     until(lambda: not pids_of(deployment_name), "the end of all parts", 10)
     until(lambda: not names_left(deployment_name), "the removal of all names", 10)
