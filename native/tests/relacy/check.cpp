@@ -458,15 +458,14 @@ const test tests[] = {
 
 // Orders that may be weaker without a test noticing, and why they stand as they do.
 struct spare {
-    const char *function, *expression, *reason;
+    const char *function, *expression, *reason; // parts of the names
 } const spares[] = {
     {"shr_producer_init", "&header->tail", "taking the role's lock orders it behind the last producer"},
     {"shr_consumer_init", "&header->head", "taking the role's lock orders it behind the last consumer"},
     {"shr_consumer_init", "&header->tail", "only checked: the first look at a record reads it again"},
-    {"sample_publication", "&s->sample_position", "statistics are not part of the model"},
-    {"take_sample", "&s->sample_position", "statistics are not part of the model"},
+    {"", "sample_position", "statistics are not part of the model"},
     {"shr_wake", "parked", "the kernel compares the word under its lock; a second wake would be harmless"},
-    {"look", "&w->bell->rung", "shr_bell_answer acquires as well"},
+    {"look", "bell->rung", "shr_bell_answer acquires as well"},
     {"shr_bell_answer", "&bell->rung", "look acquires as well"},
 };
 
@@ -540,7 +539,8 @@ memory_order next_weaker(const site &s, memory_order order) {
 
 const spare *spare_of(const site &s) {
     for (const spare &known : spares) {
-        if (strcmp(known.function, s.function) == 0 && strcmp(known.expression, s.expression) == 0) {
+        if (strstr(s.function, known.function) != nullptr &&
+            strstr(s.expression, known.expression) != nullptr) {
             return &known;
         }
     }

@@ -6,7 +6,7 @@
 
 # shared words; counters for people have one writer and nothing hangs on them
 /^struct shr_end_statistics {/,/^};/ s/_Atomic uint64_t/statistic/
-s/_Atomic uint64_t \(wait_histogram\|attached_ns\)/statistic \1/
+s/_Atomic uint64_t \(wait_histogram\|attached_ns\|sample_[a-z]*\)/statistic \1/
 s/_Atomic uint64_t \*\(counter\|mark\|since\)/statistic *\1/
 s/_Atomic uint64_t/rl::atomic<uint64_t>/g
 s/_Atomic uint32_t/rl::atomic<uint32_t>/g
