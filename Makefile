@@ -1,5 +1,6 @@
 # make demo    text in, text out: a whole deployment, for as long as it takes to answer some prompts
 # make test    all tests, those in C too
+# make docs    the code on the pages, their links, their tables
 # make lint    formatters, linters, types, layers, the repository's own rules
 # make bench   the benchmarks, if there are any
 # make clean   everything back to the checkout; downloads in .cache/ stay
@@ -25,7 +26,7 @@ endif
 NATIVE := $(wildcard native/*.h native/*.py native/include/shmring/*.h native/src/*.[ch] native/python/*.[ch])
 PACKAGE := pyproject.toml setup.py $(NATIVE)
 
-.PHONY: demo test native-test lint bench clean
+.PHONY: demo test native-test docs lint bench clean
 .NOTPARALLEL:
 
 # One stamp for each set of dependencies; a newer C source or another Python makes it stale.
@@ -60,6 +61,9 @@ test: $(VENV)/.test-$(VERSION) native-test
 native-test:
 	@if [ -x native/tests/run.sh ]; then native/tests/run.sh; \
 	elif [ -f native/tests/Makefile ]; then $(MAKE) -C native/tests test; fi
+
+docs: $(VENV)/.test-$(VERSION)
+	$(BIN)/pytest -q tests/docs
 
 lint: $(VENV)/.lint-$(VERSION)
 	$(BIN)/ruff check .
