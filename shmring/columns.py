@@ -15,16 +15,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from shmring._fast import FrameLayout
+from shmring._fast import Frame, FrameLayout
 
 if TYPE_CHECKING:
     from typing import TypeAlias
 
     import numpy.typing as npt
-    from typing_extensions import Buffer
-
-    from shmring._fast import Record
-    from shmring.producer import Producer
+    from typing_extensions import Buffer, Self
 
 
 #: What a column is written from: an array, or any other buffer of the right format; None: absent.
@@ -58,7 +55,7 @@ class Column:
     """May be absent from a frame."""
 
 
-class Schema:
+class Schema(FrameLayout):
     """The columns of one kind of frame.
 
     `record_type` is the type of its records, 0 to 255. The fingerprint covers names, dtypes,
@@ -77,9 +74,14 @@ class Schema:
         self.indexes = {column: index for index, column in enumerate(self.names)}
         self.dtypes = tuple(np.dtype(c.dtype).newbyteorder("<") for c in columns)
         self.fingerprint = self._fingerprint()
-        self.layout = FrameLayout(
-            self.fingerprint, record_type, tuple(self._entry(i) for i in range(len(columns)))
+        self._lay_out(
+            self.fingerprint, record_type, tuple(self._entry(i) for i in range(len(columns))), self.dtypes
         )
+
+    @property
+    def layout(self) -> Self:
+        """What `Producer.push_frame` takes: the schema itself."""
+        return self
 
     def _fingerprint(self) -> int:
         text = repr(
@@ -105,68 +107,10 @@ class Schema:
             counts_index = self.names.index(column.counts)
         return (column.name, kind, dtype.itemsize, int(column.shape), counts_index, column.is_optional)
 
-    def push(
-        self, producer: Producer, rows: int, *columns: ColumnData, publish: bool = True, flags: int = 0
-    ) -> bool:
-        """Write one frame; False if there is no room now.
-
-        `columns` in the schema's order: C-contiguous arrays of exactly the schema's dtypes, None
-        for an absent optional one. One call, no copy but the one into the ring. `flags` is the
-        record's, 0 to 255. Raises ColumnError that names the column.
-        """
-        return producer.push_frame(self.layout, rows, columns, publish, flags)
-
     def payload_length(self, *columns: ColumnData) -> int:
         """Bytes of the payload that a frame of these columns has: what to wait for room for."""
         lengths = (memoryview(cast("Buffer", column)).nbytes for column in columns if column is not None)
         return FRAME_HEADER_LENGTH + COLUMN_ENTRY_LENGTH * len(columns) + sum((n + 7) & ~7 for n in lengths)
 
-    def read(self, record: Record | Buffer) -> Frame:
-        """View a record as a frame, after every length in it was checked.
 
-        Raises CorruptFrameError or ColumnError; nothing of a bad frame is handed out.
-        """
-        rows, places = self.layout.parse(record)
-        return Frame(self, record, rows, places)
-
-
-class Frame:
-    """The columns of one record, as read-only numpy views of the ring.
-
-    A view's memory stays mapped for as long as the view lives, but its bytes are the record's
-    only until the consumer's release(): copy what is kept longer.
-    """
-
-    __slots__ = ("_places", "_record", "rows", "schema")
-
-    def __init__(
-        self,
-        schema: Schema,
-        record: Record | Buffer,
-        rows: int,
-        places: tuple[tuple[int, int] | None, ...],
-    ) -> None:
-        self.schema = schema
-        self.rows = rows
-        self._record = record
-        self._places = places
-
-    def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        """View one column; an absent optional one has no items. KeyError: the schema has none so called."""
-        index = self.schema.indexes[name]
-        place = self._places[index]
-        dtype = self.schema.dtypes[index]
-        if place is None or place[1] == 0:
-            return np.empty(0, dtype)
-        # numpy takes every buffer; its stub does not say so
-        view: npt.NDArray[Any] = np.frombuffer(cast("memoryview", self._record), dtype, place[1], place[0])
-        return view
-
-    def __contains__(self, name: str) -> bool:
-        """Tell whether the column is there: in the schema, and in this frame."""
-        index = self.schema.indexes.get(name)
-        return index is not None and self._places[index] is not None
-
-    def columns(self) -> tuple[npt.NDArray[Any], ...]:
-        """All columns in the schema's order; absent ones have no items."""
-        return tuple(self[name] for name in self.schema.names)
+__all__ = ["Column", "ColumnData", "Frame", "Schema", "Shape"]

@@ -14,21 +14,17 @@ from shmring._fast import ConsumerCore
 from shmring.end import Attachment, PeerState, producer_state
 from shmring.errors import EndOfRing
 from shmring.layout import Role
-from shmring.segment import attach_mapping, check_timeout
+from shmring.segment import attach_mapping
 from shmring.statistics import RingStatistics, statistics_of
-from shmring.waiter import CHECK_INTERVAL_S, Deadline, WaitPolicy, WaitSet, wait_any
+from shmring.waiter import WaitPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from types import TracebackType
-    from typing import TypeVar
 
     from typing_extensions import Self
 
-    from shmring._fast import Record
     from shmring.segment import Mapping
-
-    T = TypeVar("T")
 
 
 class Consumer(ConsumerCore):
@@ -62,7 +58,16 @@ class Consumer(ConsumerCore):
         consumer = cls.__new__(cls)
 
         def open_core(m: Mapping) -> None:
-            consumer._open(m.header_address, m.capacity, m.handle.fd, os.getpid(), takeover, poison, m.buffer)
+            consumer._open(
+                m.header_address,
+                m.capacity,
+                m.handle.fd,
+                os.getpid(),
+                takeover,
+                poison,
+                policy.value,
+                m.buffer,
+            )
 
         consumer._attachment = Attachment(consumer, mapping, Role.CONSUMER, open_core)
         consumer._policy = policy
@@ -78,45 +83,6 @@ class Consumer(ConsumerCore):
     def capacity_bytes(self) -> int:
         """Bytes of the data area."""
         return self._attachment.mapping.capacity
-
-    def pop(self, timeout_s: float | None = None) -> bytes | None:
-        """Copy one record out and release it, waiting up to `timeout_s` (None: for ever).
-
-        None: nothing came. Raises EndOfRing if the producer finished and nothing is left,
-        PeerLostError within a second if it died.
-        """
-        check_timeout(timeout_s)
-        record = self.try_pop()
-        return record if record is not None else self._wait_for(timeout_s, self.try_pop)
-
-    def drain_wait(self, max_records: int, timeout_s: float | None = None) -> list[Record]:
-        """As drain, waiting up to `timeout_s` for the first record. Empty: nothing came."""
-        check_timeout(timeout_s)
-        records = self.drain(max_records)
-        if records:
-            return records
-        return self._wait_for(timeout_s, lambda: self.drain(max_records) or None) or []
-
-    def wait_until_readable(self, timeout_s: float | None = None) -> bool:
-        """Wait until something can be drained, or the end can be seen. False: `timeout_s` has passed.
-
-        The producer's death is an end too: the next drain says so.
-        """
-        check_timeout(timeout_s)
-        return self.is_readable() or wait_any([self], timeout_s, policy=self._policy)
-
-    def _wait_for(self, timeout_s: float | None, again: Callable[[], T | None]) -> T | None:
-        deadline = Deadline(timeout_s)
-        spin_ns = self._policy.value
-        with WaitSet([self]) as waitset:
-            while not deadline.is_over:
-                waitset.wait_slice(min(deadline.left_s(), CHECK_INTERVAL_S), spin_ns)
-                # tried after a silent slice too: the try asks whether the peer still lives
-                found = again()
-                if found is not None:
-                    return found
-                spin_ns = 0
-        return None
 
     def __iter__(self) -> Iterator[bytes]:
         """Yield every record as bytes until the producer finishes."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-    from typing_extensions import Buffer, Self
+    from typing_extensions import Self
 
     from shmring.segment import Mapping
 
@@ -125,7 +125,9 @@ class Producer(ProducerCore):
         producer = cls.__new__(cls)
 
         def open_core(m: Mapping) -> None:
-            producer._open(m.header_address, m.capacity, m.handle.fd, os.getpid(), takeover, m.buffer)
+            producer._open(
+                m.header_address, m.capacity, m.handle.fd, os.getpid(), takeover, policy.value, m.buffer
+            )
 
         producer._attachment = Attachment(producer, mapping, Role.PRODUCER, open_core)
         producer._policy = policy
@@ -147,25 +149,6 @@ class Producer(ProducerCore):
     def payload_length_max(self) -> int:
         """Bytes of the largest payload that can ever fit."""
         return min(self.capacity_bytes, 0xFFFFFFF0) - 8
-
-    def push(
-        self,
-        payload: Buffer,
-        timeout_s: float | None = None,
-        type: int = 0,
-        flags: int = 0,
-    ) -> bool:
-        """Copy one record in and publish it, waiting for room up to `timeout_s` (None: for ever).
-
-        False: still full. Raises EndOfRing if the consumer finished, PeerLostError within a
-        second if it died, RecordTooLargeError if the record can never fit.
-        """
-        check_timeout(timeout_s)
-        if self.try_push(payload, type, flags):
-            return True
-        return self._wait_for(
-            memoryview(payload).nbytes, timeout_s, lambda: self.try_push(payload, type, flags)
-        )
 
     def try_claim(self, length: int) -> Claim | None:
         """Room for a payload of `length` bytes to be written in place. None: no room now."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shmring.producer import Producer
 
 #: Seconds between two looks at the peer's life, and the longest that Ctrl-C may have to wait.
-CHECK_INTERVAL_S = 0.25
+CHECK_INTERVAL_S = float(lib.SHR_CHECK_INTERVAL_NS) / 1e9
 WAIT_MAX = int(lib.SHR_WAIT_MAX)
 
 

@@ -10,11 +10,16 @@
 #include "shmring/frame.h"
 #include "shmring/ring.h"
 
+/* A copy of so many bytes lets other threads run meanwhile. Holding the GIL for it would be 0.1 to 0.3 ms;
+ * giving it up may cost a switch interval of 5 ms when another thread is busy, so smaller ones keep it. */
+#define COPY_RELEASES_GIL (4U << 20)
+
 extern PyTypeObject ProducerCore_Type;
 extern PyTypeObject ConsumerCore_Type;
 extern PyTypeObject Window_Type;
 extern PyTypeObject Record_Type;
 extern PyTypeObject FrameLayout_Type;
+extern PyTypeObject Frame_Type;
 
 /* Bytes of a mapping, given out through the buffer protocol. `keep` keeps the memory mapped for as
  * long as a view of it lives. A record also knows its consumer, and is refused once released. */
@@ -29,12 +34,16 @@ typedef struct {
     PyObject_HEAD shr_consumer end;
     PyObject *keep;
     PyObject *weakrefs;
+    uint64_t spin_ns; /* before a wait sleeps */
+    int is_copying;   /* a thread copies out without the GIL: nobody else may use this end */
 } ConsumerCore;
 
 typedef struct {
     PyObject_HEAD shr_producer end;
     PyObject *keep;
     PyObject *weakrefs;
+    uint64_t spin_ns;
+    int is_copying;
 } ProducerCore;
 
 typedef struct {
@@ -46,33 +55,41 @@ typedef struct {
     uint8_t flags;
 } Record;
 
-enum column_shape { COLUMN_FLAT = 0, COLUMN_RAGGED = 1, COLUMN_FREE = 2 };
-
-struct column {
-    uint32_t itemsize;
-    uint32_t counts_index; /* ragged: the column that holds one count a row */
-    uint8_t shape;
-    uint8_t optional;
-    char kind;          /* i u f b V */
-    const char *format; /* V: the buffer format that says what its fields are; owned by `entries` */
-};
-
-typedef struct {
-    PyObject_HEAD uint64_t fingerprint;
-    uint32_t column_count;
-    uint8_t type;
-    PyObject *names;   /* tuple of str, for messages */
-    PyObject *entries; /* what it was made of */
-    struct column columns[SHR_COLUMNS_MAX];
-} FrameLayout;
+static inline int fast_is_released(const Record *record) {
+    return record->releases != record->consumer->end.releases;
+}
 
 /* Set the exception that shmring.errors makes of a negative answer; returns NULL. */
 PyObject *fast_raise(int answer, uint64_t position, uint64_t value, uint64_t length, uint64_t length_max);
-PyObject *fast_raise_column(const FrameLayout *layout, uint32_t column, const char *what);
+PyObject *fast_raise_copying(void);
+PyObject *fast_raise_released(void);
+
+/* Copy; without the GIL if it is long, with *is_copying set meanwhile. */
+void fast_copy(void *to, const void *from, uint64_t length, int *is_copying);
+
+/* A wait of several slices, so that signals are seen and a dead peer is noticed. */
+typedef struct {
+    uint64_t until_ns; /* CLOCK_MONOTONIC; UINT64_MAX: for ever, 0: do not wait */
+    uint64_t spin_ns;  /* in the next slice */
+} Deadline;
+
+/* `timeout` is NULL or None (for ever) or seconds. 0, or -1 with an exception. */
+int fast_deadline(PyObject *timeout, uint64_t spin_ns, Deadline *out);
+/* Sleep until something is up, at most a slice; 1 slept, 0 time is over, -1 with an exception.
+ * One of the two ends is NULL. */
+int fast_wait_slice(Deadline *deadline, shr_consumer *consumer, shr_producer *producer, uint64_t need);
+
+/* The values of arguments given by position or by name; those not given stay NULL. -1 with an exception. */
+int fast_arguments(const char *function, PyObject *const *args, Py_ssize_t nargs, PyObject *names,
+                   const char *const *parameters, size_t parameter_count, PyObject **values);
+/* One byte named `what`, 0 to 255; -1 with an exception. */
+int fast_byte(PyObject *value, const char *what);
 
 Window *fast_window(PyObject *keep, uint8_t *start, uint64_t length, int readonly);
 
-/* push_frame(layout, rows, columns, publish=True) */
+/* push_frame(layout, rows, columns, publish=True, flags=0) */
 PyObject *fast_push_frame(ProducerCore *self, PyObject *const *args, Py_ssize_t nargs);
+/* Set up what frames need of numpy; 0, or -1 with an exception. */
+int fast_frame_init(void);
 
 #endif

@@ -1,69 +1,164 @@
-/* FrameLayout: what the columns of a frame must be, checked on the way in and on the way out. */
+/* FrameLayout: what the columns of a frame must be, checked on the way in and on the way out. Frame:
+ * the columns of one record, as arrays over its bytes. */
 #include <string.h>
 
 #include "fast.h"
 
-/* FrameLayout(fingerprint, type, ((name, kind, itemsize, shape, counts_index, optional), ...)) */
-static PyObject *layout_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+#define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
+#include <numpy/arrayobject.h>
+
+enum column_shape { COLUMN_FLAT = 0, COLUMN_RAGGED = 1, COLUMN_FREE = 2 };
+
+struct column {
+    PyArray_Descr *descr;
+    uint32_t itemsize;
+    uint32_t counts_index; /* ragged: the column that holds one count a row */
+    uint8_t shape;
+    uint8_t optional;
+    char kind;          /* i u f b V */
+    const char *format; /* V: the buffer format that says what its fields are; owned by `entries` */
+};
+
+typedef struct {
+    PyObject_HEAD uint64_t fingerprint;
+    uint32_t column_count;
+    uint8_t type;
+    PyObject *names;   /* tuple of str */
+    PyObject *indexes; /* dict from them */
+    PyObject *entries; /* what it was made of */
+    struct column columns[SHR_COLUMNS_MAX];
+} FrameLayout;
+
+struct place {
+    uint32_t offset; /* in the payload; 0: the column is absent */
+    uint32_t items;
+};
+
+typedef struct {
+    PyObject_VAR_HEAD FrameLayout *layout;
+    PyObject *record; /* keeps the bytes: a Record, or a memoryview of any other buffer */
+    const uint8_t *payload;
+    uint32_t rows;
+    struct place places[]; /* one a column */
+} Frame;
+
+int fast_frame_init(void) {
+    import_array1(-1);
+    return 0;
+}
+
+static PyObject *raise_column(const FrameLayout *layout, uint32_t column, const char *what) {
+    PyObject *name = PyTuple_GetItem(layout->names, (Py_ssize_t)column);
+    if (name == NULL) {
+        return NULL;
+    }
+    PyObject *errors = PyImport_ImportModule("shmring.errors");
+    if (errors == NULL) {
+        return NULL;
+    }
+    PyObject *type = PyObject_GetAttrString(errors, "ColumnError");
+    Py_DECREF(errors);
+    if (type != NULL) {
+        PyObject *message = PyUnicode_FromFormat("%s: column=%U", what, name);
+        PyObject *error = message == NULL ? NULL : PyObject_CallFunctionObjArgs(type, message, name, NULL);
+        Py_XDECREF(message);
+        if (error != NULL) {
+            PyErr_SetObject(type, error);
+            Py_DECREF(error);
+        }
+        Py_DECREF(type);
+    }
+    return NULL;
+}
+
+static void layout_forget(FrameLayout *self) {
+    for (uint32_t i = 0; i < self->column_count; i++) {
+        Py_CLEAR(self->columns[i].descr);
+    }
+    self->column_count = 0;
+    Py_CLEAR(self->names);
+    Py_CLEAR(self->indexes);
+    Py_CLEAR(self->entries);
+}
+
+/* One column, from (name, kind, itemsize, shape, counts_index, optional); 0, or -1 with an exception. */
+static int lay_out_column(FrameLayout *self, uint32_t i, PyObject *entry, PyObject *dtype) {
+    PyObject *name;
+    const char *kind;
+    unsigned int itemsize, counts_index;
+    unsigned char shape;
+    int optional;
+    if (!PyArg_ParseTuple(entry, "UsIbIp", &name, &kind, &itemsize, &shape, &counts_index, &optional)) {
+        return -1;
+    }
+    if (!PyArray_DescrCheck(dtype)) {
+        PyErr_SetString(PyExc_TypeError, "takes a dtype for each column");
+        return -1;
+    }
+    if (itemsize == 0 || itemsize != (unsigned int)PyDataType_ELSIZE((PyArray_Descr *)dtype) ||
+        shape > COLUMN_FREE ||
+        (shape == COLUMN_RAGGED &&
+         (counts_index >= (unsigned int)i || self->columns[counts_index].itemsize != 4 ||
+          self->columns[counts_index].kind != 'u' || self->columns[counts_index].shape != COLUMN_FLAT))) {
+        PyErr_Format(PyExc_ValueError, "column cannot be laid out: column=%U", name);
+        return -1;
+    }
+    Py_INCREF(dtype);
+    self->columns[i] = (struct column){
+        (PyArray_Descr *)dtype,          itemsize, counts_index, shape, (uint8_t)optional, kind[0],
+        kind[0] == 'V' ? kind + 1 : NULL};
+    self->column_count = i + 1;
+    PyObject *index = PyLong_FromUnsignedLong(i);
+    int failed = index == NULL || PyDict_SetItem(self->indexes, name, index) < 0;
+    Py_XDECREF(index);
+    if (failed) {
+        return -1;
+    }
+    Py_INCREF(name);
+    PyTuple_SET_ITEM(self->names, (Py_ssize_t)i, name);
+    return 0;
+}
+
+/* _lay_out(fingerprint, type, entries, dtypes) */
+static PyObject *layout_lay_out(FrameLayout *self, PyObject *args) {
     unsigned long long fingerprint;
     unsigned char tag;
-    PyObject *columns;
-    if (kwargs != NULL && PyDict_Size(kwargs) != 0) {
-        PyErr_SetString(PyExc_TypeError, "takes no keyword arguments");
+    PyObject *entries, *dtypes;
+    if (!PyArg_ParseTuple(args, "KbO!O!", &fingerprint, &tag, &PyTuple_Type, &entries, &PyTuple_Type,
+                          &dtypes)) {
         return NULL;
     }
-    if (!PyArg_ParseTuple(args, "KbO!", &fingerprint, &tag, &PyTuple_Type, &columns)) {
-        return NULL;
-    }
-    Py_ssize_t n = PyTuple_GET_SIZE(columns);
-    if (n > (Py_ssize_t)SHR_COLUMNS_MAX) {
+    Py_ssize_t n = PyTuple_GET_SIZE(entries);
+    if (n > (Py_ssize_t)SHR_COLUMNS_MAX || PyTuple_GET_SIZE(dtypes) != n) {
         PyErr_Format(PyExc_ValueError, "too many columns: columns=%zd, max=%d", n, SHR_COLUMNS_MAX);
         return NULL;
     }
-    FrameLayout *self = (FrameLayout *)type->tp_alloc(type, 0);
-    if (self == NULL) {
+    if (self->entries != NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "already laid out");
         return NULL;
     }
+    Py_INCREF(entries);
+    self->entries = entries;
     self->fingerprint = fingerprint;
     self->type = tag;
-    self->column_count = (uint32_t)n;
-    Py_INCREF(columns);
-    self->entries = columns;
     self->names = PyTuple_New(n);
-    if (self->names == NULL) {
-        Py_DECREF(self);
+    self->indexes = PyDict_New();
+    if (self->names == NULL || self->indexes == NULL) {
+        layout_forget(self);
         return NULL;
     }
     for (Py_ssize_t i = 0; i < n; i++) {
-        PyObject *name;
-        const char *kind;
-        unsigned int itemsize, counts_index;
-        unsigned char shape;
-        int optional;
-        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(columns, i), "UsIbIp", &name, &kind, &itemsize, &shape,
-                              &counts_index, &optional)) {
-            Py_DECREF(self);
-            return NULL;
-        }
-        Py_INCREF(name);
-        PyTuple_SET_ITEM(self->names, i, name);
-        self->columns[i] = (struct column){itemsize,          counts_index, shape,
-                                           (uint8_t)optional, kind[0],      kind[0] == 'V' ? kind + 1 : NULL};
-        if (itemsize == 0 || shape > COLUMN_FREE ||
-            (shape == COLUMN_RAGGED &&
-             (counts_index >= (unsigned int)i || self->columns[counts_index].itemsize != 4 ||
-              self->columns[counts_index].kind != 'u' || self->columns[counts_index].shape != COLUMN_FLAT))) {
-            PyErr_Format(PyExc_ValueError, "column cannot be laid out: column=%U", name);
-            Py_DECREF(self);
+        if (lay_out_column(self, (uint32_t)i, PyTuple_GET_ITEM(entries, i), PyTuple_GET_ITEM(dtypes, i)) <
+            0) {
+            layout_forget(self);
             return NULL;
         }
     }
-    return (PyObject *)self;
+    Py_RETURN_NONE;
 }
 
 static void layout_dealloc(FrameLayout *self) {
-    Py_XDECREF(self->names);
-    Py_XDECREF(self->entries);
+    layout_forget(self);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
@@ -163,28 +258,143 @@ static int check_lengths(const FrameLayout *layout, uint32_t rows, const void *c
     for (uint32_t i = 0; i < layout->column_count; i++) {
         const char *wrong = check_length(layout, i, rows, bytes, lengths);
         if (wrong != NULL) {
-            fast_raise_column(layout, i, wrong);
+            raise_column(layout, i, wrong);
             return -1;
         }
     }
     return 0;
 }
 
-static int take_column(const FrameLayout *layout, uint32_t i, PyObject *from, Py_buffer *view) {
+/* A column on its way in: bytes and length, and what has to be given back afterwards. */
+struct source {
+    const void *bytes;
+    uint64_t length;
+    Py_buffer view; /* obj NULL: nothing to give back */
+};
+
+/* The buffer protocol makes a format string for every array, ten times the work of looking at it. */
+static inline int take_array(const struct column *c, PyObject *from, struct source *out) {
+    if (!PyArray_Check(from)) {
+        return 0;
+    }
+    PyArrayObject *array = (PyArrayObject *)from;
+    if (!PyArray_IS_C_CONTIGUOUS(array) || !PyArray_ISNOTSWAPPED(array) || c->kind == 'V' ||
+        PyArray_DESCR(array)->kind != c->kind || PyArray_ITEMSIZE(array) != (int)c->itemsize) {
+        return 0; /* the buffer protocol will say what is wrong, if anything is */
+    }
+    out->bytes = PyArray_DATA(array);
+    out->length = (uint64_t)PyArray_NBYTES(array);
+    return 1;
+}
+
+static int take_column(const FrameLayout *layout, uint32_t i, PyObject *from, struct source *out) {
     const struct column *c = &layout->columns[i];
-    if (PyObject_GetBuffer(from, view, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) < 0) {
+    out->view.obj = NULL;
+    if (from == Py_None) {
+        out->bytes = NULL;
+        out->length = 0;
+        return 0;
+    }
+    if (take_array(c, from, out)) {
+        return 0;
+    }
+    if (PyObject_GetBuffer(from, &out->view, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) < 0) {
         PyErr_Clear();
-        fast_raise_column(layout, i, "column is not one block of memory: pass a C-contiguous array");
+        raise_column(layout, i, "column is not one block of memory: pass a C-contiguous array");
         return -1;
     }
-    char kind = kind_of(view->format);
-    if (kind != c->kind || view->itemsize != (Py_ssize_t)c->itemsize ||
-        (c->format != NULL && !same_format(view->format, c->format))) {
-        fast_raise_column(layout, i, "column has another dtype than the schema");
-        PyBuffer_Release(view);
+    char kind = kind_of(out->view.format);
+    if (kind != c->kind || out->view.itemsize != (Py_ssize_t)c->itemsize ||
+        (c->format != NULL && !same_format(out->view.format, c->format))) {
+        raise_column(layout, i, "column has another dtype than the schema");
+        PyBuffer_Release(&out->view);
         return -1;
     }
+    out->bytes = out->view.buf == NULL ? (const void *)"" : out->view.buf;
+    out->length = (uint64_t)out->view.len;
     return 0;
+}
+
+/* Claim, copy, commit. A long copy lets other threads run; the claim stays open meanwhile. */
+static int write_frame(ProducerCore *producer, const FrameLayout *layout, uint32_t rows,
+                       const void *const *bytes, const uint64_t *lengths, uint8_t flags, int publish,
+                       uint64_t *total) {
+    shr_producer *end = &producer->end;
+    *total = shr_frame_length(layout->column_count, bytes, lengths);
+    if (*total == 0) {
+        return SHR_TOO_LARGE;
+    }
+    uint8_t *payload;
+    int answer = shr_claim(end, *total, &payload);
+    if (answer != SHR_DONE) {
+        return answer;
+    }
+    if (*total < COPY_RELEASES_GIL) {
+        shr_frame_write(payload, layout->fingerprint, rows, layout->column_count, bytes, lengths);
+    } else {
+        producer->is_copying = 1;
+        Py_BEGIN_ALLOW_THREADS;
+        shr_frame_write(payload, layout->fingerprint, rows, layout->column_count, bytes, lengths);
+        Py_END_ALLOW_THREADS;
+        producer->is_copying = 0;
+    }
+    answer = shr_commit(end, *total, layout->type, flags);
+    if (answer == SHR_DONE && publish) {
+        shr_publish(end);
+    }
+    return answer;
+}
+
+static PyObject *push_columns(ProducerCore *producer, FrameLayout *layout, PyObject *rows_given,
+                              PyObject *const *columns, Py_ssize_t column_count, PyObject *publish_given,
+                              PyObject *flags_given) {
+    unsigned long rows = PyLong_AsUnsignedLong(rows_given);
+    if (rows == (unsigned long)-1 && PyErr_Occurred()) {
+        return NULL;
+    }
+    int publish = publish_given == NULL ? 1 : PyObject_IsTrue(publish_given);
+    int flags = flags_given == NULL ? 0 : fast_byte(flags_given, "flags");
+    if (publish < 0 || (flags < 0 && PyErr_Occurred())) {
+        return NULL;
+    }
+    if (rows > UINT32_MAX || column_count != (Py_ssize_t)layout->column_count) {
+        PyErr_Format(PyExc_ValueError,
+                     "frame does not fit its schema: rows=%lu, columns=%zd, schema_columns=%u", rows,
+                     column_count, layout->column_count);
+        return NULL;
+    }
+    struct source sources[SHR_COLUMNS_MAX];
+    const void *bytes[SHR_COLUMNS_MAX];
+    uint64_t lengths[SHR_COLUMNS_MAX];
+    uint32_t taken = 0;
+    PyObject *result = NULL;
+    while (taken < layout->column_count) {
+        if (take_column(layout, taken, columns[taken], &sources[taken]) < 0) {
+            goto done;
+        }
+        bytes[taken] = sources[taken].bytes;
+        lengths[taken] = sources[taken].length;
+        taken++;
+    }
+    if (check_lengths(layout, (uint32_t)rows, bytes, lengths) < 0) {
+        goto done;
+    }
+    uint64_t total;
+    int answer =
+        write_frame(producer, layout, (uint32_t)rows, bytes, lengths, (uint8_t)flags, publish, &total);
+    if (answer >= 0) {
+        result = PyBool_FromLong(answer);
+    } else {
+        fast_raise(answer, producer->end.bad_position, producer->end.bad_value, total,
+                   producer->end.capacity ? shr_payload_length_max(producer->end.capacity) : 0);
+    }
+done:
+    for (uint32_t i = 0; i < taken; i++) {
+        if (sources[i].view.obj != NULL) {
+            PyBuffer_Release(&sources[i].view);
+        }
+    }
+    return result;
 }
 
 PyObject *fast_push_frame(ProducerCore *self, PyObject *const *args, Py_ssize_t nargs) {
@@ -194,135 +404,129 @@ PyObject *fast_push_frame(ProducerCore *self, PyObject *const *args, Py_ssize_t 
                         "push_frame takes a FrameLayout, rows, a tuple of columns, publish, flags");
         return NULL;
     }
-    const FrameLayout *layout = (const FrameLayout *)args[0];
-    unsigned long rows = PyLong_AsUnsignedLong(args[1]);
-    if (rows == (unsigned long)-1 && PyErr_Occurred()) {
-        return NULL;
-    }
-    int publish = nargs < 4 ? 1 : PyObject_IsTrue(args[3]);
-    long flags = nargs < 5 ? 0 : PyLong_AsLong(args[4]);
-    if (PyErr_Occurred()) {
-        return NULL;
-    }
-    if (flags < 0 || flags > 255) {
-        return PyErr_Format(PyExc_ValueError, "flags is one byte: flags=%ld, max=255", flags);
-    }
-    Py_ssize_t n = PyTuple_GET_SIZE(args[2]);
-    if (rows > UINT32_MAX || n != (Py_ssize_t)layout->column_count) {
-        PyErr_Format(PyExc_ValueError,
-                     "frame does not fit its schema: rows=%lu, columns=%zd, schema_columns=%u", rows, n,
-                     layout->column_count);
-        return NULL;
-    }
-    Py_buffer views[SHR_COLUMNS_MAX];
-    const void *bytes[SHR_COLUMNS_MAX];
-    uint64_t lengths[SHR_COLUMNS_MAX];
-    uint32_t taken = 0;
-    PyObject *result = NULL;
-    for (; taken < layout->column_count; taken++) {
-        PyObject *from = PyTuple_GET_ITEM(args[2], taken);
-        if (from == Py_None) {
-            views[taken].obj = NULL;
-            bytes[taken] = NULL;
-            lengths[taken] = 0;
-            continue;
-        }
-        if (take_column(layout, taken, from, &views[taken]) < 0) {
-            goto done;
-        }
-        bytes[taken] = views[taken].buf == NULL ? (const void *)"" : views[taken].buf;
-        lengths[taken] = (uint64_t)views[taken].len;
-    }
-    if (check_lengths(layout, (uint32_t)rows, bytes, lengths) < 0) {
-        goto done;
-    }
-    int answer = shr_push_frame(&self->end, layout->type, (uint8_t)flags, layout->fingerprint, (uint32_t)rows,
-                                layout->column_count, bytes, lengths, publish);
-    if (answer >= 0) {
-        result = PyBool_FromLong(answer);
-    } else {
-        uint64_t total = SHR_FRAME_HEADER_LENGTH + layout->column_count * SHR_COLUMN_ENTRY_LENGTH;
-        for (uint32_t i = 0; i < layout->column_count; i++) {
-            total += lengths[i];
-        }
-        fast_raise(answer, self->end.bad_position, self->end.bad_value, total,
-                   self->end.capacity ? shr_payload_length_max(self->end.capacity) : 0);
-    }
-done:
-    for (uint32_t i = 0; i < taken; i++) {
-        if (views[i].obj != NULL) {
-            PyBuffer_Release(&views[i]);
-        }
-    }
-    return result;
+    return push_columns(self, (FrameLayout *)args[0], args[1], ((PyTupleObject *)args[2])->ob_item,
+                        PyTuple_GET_SIZE(args[2]), nargs < 4 ? NULL : args[3], nargs < 5 ? NULL : args[4]);
 }
 
-/* parse(record) -> (rows, ((offset, items) | None, ...)) */
-static PyObject *layout_parse(FrameLayout *self, PyObject *record) {
-    Py_buffer view;
-    if (PyObject_GetBuffer(record, &view, PyBUF_SIMPLE) < 0) {
+/* What stands in for a producer in a test, or wraps one, has a push_frame of its own. */
+static PyObject *push_elsewhere(FrameLayout *self, PyObject *const *args, Py_ssize_t nargs,
+                                PyObject *const values[2]) {
+    PyObject *columns = PyTuple_New(nargs - 2);
+    if (columns == NULL) {
         return NULL;
     }
+    for (Py_ssize_t i = 2; i < nargs; i++) {
+        PyTuple_SET_ITEM(columns, i - 2, Py_NewRef(args[i]));
+    }
+    return PyObject_CallMethod(args[0], "push_frame", "OONOi", self, args[1], columns,
+                               values[0] == NULL ? Py_True : values[0],
+                               values[1] == NULL ? 0 : fast_byte(values[1], "flags"));
+}
+
+/* push(producer, rows, *columns, publish=True, flags=0) */
+static PyObject *layout_push(FrameLayout *self, PyObject *const *args, Py_ssize_t nargs, PyObject *names) {
+    static const char *const parameters[] = {"publish", "flags"};
+    PyObject *values[2] = {NULL, NULL};
+    if (nargs < 2) {
+        PyErr_SetString(PyExc_TypeError, "push takes a producer, rows and the columns");
+        return NULL;
+    }
+    if (names != NULL && fast_arguments("push", args + nargs, 0, names, parameters, 2, values) < 0) {
+        return NULL;
+    }
+    if (!PyObject_TypeCheck(args[0], &ProducerCore_Type)) {
+        return push_elsewhere(self, args, nargs, values);
+    }
+    return push_columns((ProducerCore *)args[0], self, args[1], args + 2, nargs - 2, values[0], values[1]);
+}
+
+static PyObject *raise_frame(const FrameLayout *layout, int wrong, uint64_t length) {
+    static const char *const texts[] = {"",
+                                        "frame is cut short",
+                                        "frame has another version",
+                                        "frame has another schema",
+                                        "frame has another number of columns",
+                                        "frame's directory does not add up"};
+    PyObject *errors = PyImport_ImportModule("shmring.errors");
+    PyObject *type = errors == NULL ? NULL : PyObject_GetAttrString(errors, "CorruptFrameError");
+    if (type != NULL) {
+        PyErr_Format(type, "%s: length=%llu, columns=%u", texts[wrong], (unsigned long long)length,
+                     layout->column_count);
+    }
+    Py_XDECREF(errors);
+    Py_XDECREF(type);
+    return NULL;
+}
+
+/* The frame in `payload`, after every length was checked. Takes over the reference to `keep`. */
+static PyObject *frame_over(FrameLayout *self, PyObject *keep, const uint8_t *payload, uint64_t length) {
     uint32_t rows = 0;
     struct shr_column_entry entries[SHR_COLUMNS_MAX];
     const void *bytes[SHR_COLUMNS_MAX];
     uint64_t lengths[SHR_COLUMNS_MAX];
-    PyObject *result = NULL;
-    int wrong = view.len > (Py_ssize_t)UINT32_MAX
-                    ? SHR_FRAME_TOO_SHORT
-                    : shr_check_frame(view.buf, (uint32_t)view.len, self->fingerprint, self->column_count,
-                                      &rows, entries);
+    int wrong = length > UINT32_MAX ? SHR_FRAME_TOO_SHORT
+                                    : shr_check_frame(payload, (uint32_t)length, self->fingerprint,
+                                                      self->column_count, &rows, entries);
     if (wrong != 0) {
-        static const char *const texts[] = {"",
-                                            "frame is cut short",
-                                            "frame has another version",
-                                            "frame has another schema",
-                                            "frame has another number of columns",
-                                            "frame's directory does not add up"};
-        PyObject *errors = PyImport_ImportModule("shmring.errors");
-        PyObject *type = errors == NULL ? NULL : PyObject_GetAttrString(errors, "CorruptFrameError");
-        if (type != NULL) {
-            PyErr_Format(type, "%s: length=%zd, columns=%u", texts[wrong], view.len, self->column_count);
-        }
-        Py_XDECREF(errors);
-        Py_XDECREF(type);
-        goto done;
+        Py_DECREF(keep);
+        return raise_frame(self, wrong, length);
     }
     for (uint32_t i = 0; i < self->column_count; i++) {
-        bytes[i] = entries[i].offset == 0 ? NULL : (const uint8_t *)view.buf + entries[i].offset;
+        bytes[i] = entries[i].offset == 0 ? NULL : payload + entries[i].offset;
         lengths[i] = entries[i].length;
     }
     if (check_lengths(self, rows, bytes, lengths) < 0) {
-        goto done;
+        Py_DECREF(keep);
+        return NULL;
     }
-    PyObject *places = PyTuple_New((Py_ssize_t)self->column_count);
-    if (places == NULL) {
-        goto done;
+    Frame *frame = PyObject_NewVar(Frame, &Frame_Type, (Py_ssize_t)self->column_count);
+    if (frame == NULL) {
+        Py_DECREF(keep);
+        return NULL;
     }
+    Py_INCREF(self);
+    frame->layout = self;
+    frame->record = keep;
+    frame->payload = payload;
+    frame->rows = rows;
     for (uint32_t i = 0; i < self->column_count; i++) {
-        PyObject *place;
-        if (bytes[i] == NULL) {
-            Py_INCREF(Py_None);
-            place = Py_None;
-        } else {
-            place = Py_BuildValue("II", entries[i].offset, entries[i].length / self->columns[i].itemsize);
-        }
-        if (place == NULL) {
-            Py_DECREF(places);
-            goto done;
-        }
-        PyTuple_SET_ITEM(places, (Py_ssize_t)i, place);
+        frame->places[i] = (struct place){entries[i].offset, entries[i].length / self->columns[i].itemsize};
     }
-    result = Py_BuildValue("IN", rows, places);
-done:
-    PyBuffer_Release(&view);
-    return result;
+    return (PyObject *)frame;
+}
+
+static PyObject *layout_read(FrameLayout *self, PyObject *record) {
+    if (Py_TYPE(record) == &Record_Type) {
+        const Record *r = (const Record *)record;
+        if (fast_is_released(r)) {
+            return fast_raise_released();
+        }
+        Py_INCREF(record);
+        return frame_over(self, record, r->start, r->length);
+    }
+    PyObject *view = PyMemoryView_FromObject(record);
+    if (view == NULL) {
+        return NULL;
+    }
+    const Py_buffer *buffer = PyMemoryView_GET_BUFFER(view);
+    if (!PyBuffer_IsContiguous(buffer, 'C')) {
+        Py_DECREF(view);
+        PyErr_SetString(PyExc_BufferError, "a frame is one block of memory");
+        return NULL;
+    }
+    return frame_over(self, view, buffer->buf, (uint64_t)buffer->len);
 }
 
 static PyMethodDef layout_methods[] = {
-    {"parse", (PyCFunction)layout_parse, METH_O,
-     "parse(record, /) -> tuple[int, tuple[tuple[int, int] | None, ...]]\n\n"
-     "Rows, and offset and item count of each column, after every length was checked."},
+    {"_lay_out", (PyCFunction)layout_lay_out, METH_VARARGS, NULL},
+    {"push", (PyCFunction)(void (*)(void))layout_push, METH_FASTCALL | METH_KEYWORDS,
+     "push(producer, rows, *columns, publish=True, flags=0) -> bool\n\nWrite one frame; False if there is no "
+     "room now.\n\n`columns` in the schema's order: C-contiguous arrays of exactly the schema's dtypes, None "
+     "for an absent optional one. One call, no copy but the one into the ring. `flags` is the record's, 0 to "
+     "255. Raises ColumnError that names the column."},
+    {"read", (PyCFunction)layout_read, METH_O,
+     "read(record, /) -> Frame\n\nView a record as a frame, after every length in it was checked.\n\nRaises "
+     "CorruptFrameError or ColumnError; nothing of a bad frame is handed out."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -330,8 +534,118 @@ PyTypeObject FrameLayout_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "shmring._fast.FrameLayout",
     .tp_basicsize = sizeof(FrameLayout),
     .tp_dealloc = (destructor)layout_dealloc,
-    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
     .tp_methods = layout_methods,
-    .tp_new = layout_new,
+    .tp_new = PyType_GenericNew,
     .tp_doc = "What the columns of a frame must be.",
+};
+
+static void frame_dealloc(Frame *self) {
+    Py_DECREF(self->layout);
+    Py_DECREF(self->record);
+    PyObject_Free(self);
+}
+
+/* One column as a read-only array over the record's bytes; an absent one has no items. */
+static PyObject *column_of(Frame *self, uint32_t i) {
+    PyArray_Descr *descr = self->layout->columns[i].descr;
+    npy_intp items = (npy_intp)self->places[i].items;
+    Py_INCREF(descr);
+    if (items == 0) {
+        return PyArray_NewFromDescr(&PyArray_Type, descr, 1, &items, NULL, NULL, 0, NULL);
+    }
+    const uint8_t *bytes = self->payload + self->places[i].offset;
+    int flags = NPY_ARRAY_C_CONTIGUOUS | (((uintptr_t)bytes & 7U) == 0 ? NPY_ARRAY_ALIGNED : 0);
+    PyObject *array =
+        PyArray_NewFromDescr(&PyArray_Type, descr, 1, &items, NULL, (void *)(uintptr_t)bytes, flags, NULL);
+    if (array != NULL) {
+        Py_INCREF(self->record);
+        if (PyArray_SetBaseObject((PyArrayObject *)array, self->record) < 0) {
+            Py_CLEAR(array);
+        }
+    }
+    return array;
+}
+
+static int check_bytes(const Frame *self) {
+    if (Py_TYPE(self->record) == &Record_Type && fast_is_released((const Record *)self->record)) {
+        fast_raise_released();
+        return -1;
+    }
+    return 0;
+}
+
+static PyObject *frame_column(Frame *self, PyObject *name) {
+    PyObject *index = PyDict_GetItemWithError(self->layout->indexes, name);
+    if (index == NULL) {
+        if (!PyErr_Occurred()) {
+            PyErr_SetObject(PyExc_KeyError, name);
+        }
+        return NULL;
+    }
+    uint32_t i = (uint32_t)PyLong_AsUnsignedLong(index);
+    return check_bytes(self) < 0 ? NULL : column_of(self, i);
+}
+
+static int frame_contains(Frame *self, PyObject *name) {
+    PyObject *index = PyDict_GetItemWithError(self->layout->indexes, name);
+    if (index == NULL) {
+        return PyErr_Occurred() ? -1 : 0;
+    }
+    return self->places[PyLong_AsUnsignedLong(index)].offset != 0;
+}
+
+static PyObject *frame_columns(Frame *self, PyObject *Py_UNUSED(ignored)) {
+    if (check_bytes(self) < 0) {
+        return NULL;
+    }
+    PyObject *columns = PyTuple_New((Py_ssize_t)self->layout->column_count);
+    for (uint32_t i = 0; columns != NULL && i < self->layout->column_count; i++) {
+        PyObject *column = column_of(self, i);
+        if (column == NULL) {
+            Py_CLEAR(columns);
+        } else {
+            PyTuple_SET_ITEM(columns, (Py_ssize_t)i, column);
+        }
+    }
+    return columns;
+}
+
+static PyObject *frame_schema(Frame *self, void *Py_UNUSED(closure)) {
+    return Py_NewRef((PyObject *)self->layout);
+}
+
+static PyObject *frame_rows(Frame *self, void *Py_UNUSED(closure)) {
+    return PyLong_FromUnsignedLong(self->rows);
+}
+
+static PyMethodDef frame_methods[] = {
+    {"columns", (PyCFunction)frame_columns, METH_NOARGS,
+     "columns() -> tuple[ndarray, ...]\n\nAll columns in the schema's order; absent ones have no items."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef frame_getset[] = {
+    {"schema", (getter)frame_schema, NULL, "The schema that it was read with.", NULL},
+    {"rows", (getter)frame_rows, NULL, "Rows of every flat column.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMappingMethods frame_mapping = {.mp_subscript = (binaryfunc)frame_column};
+static PySequenceMethods frame_sequence = {.sq_contains = (objobjproc)frame_contains};
+
+PyTypeObject Frame_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "shmring._fast.Frame",
+    .tp_basicsize = sizeof(Frame),
+    .tp_itemsize = sizeof(struct place),
+    .tp_dealloc = (destructor)frame_dealloc,
+    .tp_as_mapping = &frame_mapping,
+    .tp_as_sequence = &frame_sequence,
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_methods = frame_methods,
+    .tp_getset = frame_getset,
+    .tp_doc =
+        "The columns of one record, as read-only numpy views of the ring.\n\nA view's memory stays mapped "
+        "for as long as the view lives, but its bytes are the record's only until the consumer's "
+        "release(): copy what is kept longer.",
 };

@@ -32,6 +32,16 @@ int shr_consumer_init(shr_consumer *c, struct shr_header *header, uint64_t capac
     return SHR_DONE;
 }
 
+/* Remember the last timed publication while its line is here: it lies beside tail. */
+static void note_sample(shr_consumer *c) {
+    /* acquire, pairs with the release in sample_publication */
+    uint64_t position = atomic_load_explicit(&c->header->sample_position, memory_order_acquire);
+    if (position != c->sample_position) {
+        c->sample_position = position;
+        c->sample_ns = atomic_load_explicit(&c->header->sample_ns, memory_order_relaxed);
+    }
+}
+
 static int read_tail(shr_consumer *c, memory_order order) {
     /* [S1] acquire (or seq_cst, [S3]), pairs with the store of tail in shr_publish: the bytes of all
      * records before this position are there. */
@@ -42,7 +52,10 @@ static int read_tail(shr_consumer *c, memory_order order) {
         c->bad_value = tail;
         return SHR_CORRUPT;
     }
-    c->tail_seen = tail;
+    if (tail != c->tail_seen) {
+        c->tail_seen = tail;
+        note_sample(c);
+    }
     return SHR_DONE;
 }
 
@@ -90,15 +103,12 @@ int shr_next(shr_consumer *c, shr_record *record) {
 
 /* If the released bytes cover a timed publication, say how long it waited. */
 static void take_sample(shr_consumer *c) {
-    const struct shr_end_statistics *s = &c->header->producer_statistics;
-    /* acquire, pairs with the release in sample_publication */
-    uint64_t position = atomic_load_explicit(&s->sample_position, memory_order_acquire);
+    uint64_t position = c->sample_position;
     if (position == c->sample_done || position - c->head - 1 >= c->read - c->head) {
         return;
     }
     c->sample_done = position;
-    uint64_t waited =
-        shr_clock_ns(CLOCK_MONOTONIC) - atomic_load_explicit(&s->sample_ns, memory_order_relaxed);
+    uint64_t waited = shr_clock_ns(CLOCK_MONOTONIC) - c->sample_ns;
     unsigned bin = waited == 0 ? 0 : 64U - (unsigned)__builtin_clzll(waited);
     if (bin < SHR_HISTOGRAM_BINS) {
         shr_count(&c->header->wait_histogram[bin], 1);

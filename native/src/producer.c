@@ -141,12 +141,11 @@ void shr_discard(shr_producer *p) {
 
 /* Every now and then a publication is timed, and the consumer that frees it says how long it lay. */
 static void sample_publication(shr_producer *p) {
-    struct shr_end_statistics *s = &p->header->producer_statistics;
     if (--p->sample_countdown == 0) {
         p->sample_countdown = SAMPLE_EVERY;
-        atomic_store_explicit(&s->sample_ns, shr_clock_ns(CLOCK_MONOTONIC), memory_order_relaxed);
-        /* release, pairs with the acquire in take_sample: the time belongs to this position */
-        atomic_store_explicit(&s->sample_position, p->pending, memory_order_release);
+        atomic_store_explicit(&p->header->sample_ns, shr_clock_ns(CLOCK_MONOTONIC), memory_order_relaxed);
+        /* release, pairs with the acquire in note_sample: the time belongs to this position */
+        atomic_store_explicit(&p->header->sample_position, p->pending, memory_order_release);
     }
 }
 
@@ -189,7 +188,7 @@ int shr_publish(shr_producer *p) {
 
 int shr_push(shr_producer *p, const void *payload, uint64_t length, uint8_t type, uint8_t flags,
              int publish) {
-    uint8_t *to;
+    uint8_t *to = NULL;
     int answer = shr_claim(p, length, &to);
     if (answer != SHR_DONE) {
         return answer;

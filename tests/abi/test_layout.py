@@ -114,6 +114,7 @@ def test_the_numbers_of_python_are_those_of_c():
     assert layout.HEADER_LENGTH == lib.SHR_HEADER_LENGTH == 4096
     assert layout.CAPACITY_MAX == lib.SHR_CAPACITY_MAX
     assert waiter.WAIT_MAX == lib.SHR_WAIT_MAX
+    assert waiter.CHECK_INTERVAL_S * 1e9 == lib.SHR_CHECK_INTERVAL_NS
     assert columns.FRAME_HEADER_LENGTH == lib.SHR_FRAME_HEADER_LENGTH == 16
     assert columns.COLUMN_ENTRY_LENGTH == lib.SHR_COLUMN_ENTRY_LENGTH == 8
     assert lib.SHR_LAYOUT_VERSION == 1

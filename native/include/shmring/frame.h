@@ -37,6 +37,12 @@ _Static_assert(sizeof(struct shr_column_entry) == SHR_COLUMN_ENTRY_LENGTH, "colu
 int shr_push_frame(shr_producer *p, uint8_t type, uint8_t flags, uint64_t fingerprint, uint32_t rows,
                    uint32_t column_count, const void *const *columns, const uint64_t *lengths, int publish);
 
+/* The same in steps, for a caller that does something else meanwhile: bytes of the payload (0: a
+ * column is too long), and the writing of it into claimed room. */
+uint64_t shr_frame_length(uint32_t column_count, const void *const *columns, const uint64_t *lengths);
+void shr_frame_write(uint8_t *payload, uint64_t fingerprint, uint32_t rows, uint32_t column_count,
+                     const void *const *columns, const uint64_t *lengths);
+
 /* Check a payload's directory: all inside the payload, aligned, in order, not overlapping.
  * 0 or the number of what is wrong (see SHR_FRAME_* below). */
 #define SHR_FRAME_TOO_SHORT 1

@@ -3,7 +3,7 @@
  *   offset        owner       what
  *   0x000         creator     constants: written once before `ready`, never after
  *   0x080         creator     ready, retired
- *   0x100         producer    tail
+ *   0x100         producer    tail, and beside it the last timed publication
  *   0x180         producer    state of the end
  *   0x200         producer    statistics
  *   0x280         consumer    head
@@ -74,8 +74,6 @@ struct shr_end_statistics {
     _Atomic uint64_t wakes_sent;       /* futex wakes to the other side */
     _Atomic uint64_t high_water;       /* producer: most bytes ever seen in use */
     _Atomic uint64_t active_ns;        /* CLOCK_MONOTONIC_COARSE of the last batch */
-    _Atomic uint64_t sample_position;  /* producer: end of a timed publication, 0 = none */
-    _Atomic uint64_t sample_ns;        /* producer: its CLOCK_MONOTONIC */
     _Atomic uint64_t waiting_since_ns; /* CLOCK_MONOTONIC when it went to sleep, 0 = awake */
 };
 
@@ -93,7 +91,11 @@ struct shr_header {
     _Alignas(SHR_LINE_PAIR) _Atomic uint32_t ready; /* [S4] */
     _Atomic uint32_t retired;                       /* the name is gone: nobody new will come */
 
+    /* The consumer fetches tail's line anyway; among the statistics, a timed publication would cost
+     * it a second line from the other core with every record. */
     _Alignas(SHR_LINE_PAIR) _Atomic uint64_t tail;         /* [S1] */
+    _Atomic uint64_t sample_position;                      /* end of a timed publication, 0 = none */
+    _Atomic uint64_t sample_ns;                            /* its CLOCK_MONOTONIC */
     _Alignas(SHR_LINE_PAIR) struct shr_end_state producer; /* its `state` is [S5] */
     _Alignas(SHR_LINE_PAIR) struct shr_end_statistics producer_statistics;
 

@@ -5,6 +5,8 @@
 #include "shmring/ring.h"
 
 #define SHR_WAIT_MAX 127 /* futex_waitv takes 128; one is for the bell */
+/* Between two looks at the peer's life, and the longest that Ctrl-C may have to wait. */
+#define SHR_CHECK_INTERVAL_NS 250000000U
 
 typedef struct shr_bell {
     _Atomic uint32_t rung; /* private to a process: lets another thread end a wait */

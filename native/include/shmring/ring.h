@@ -56,7 +56,9 @@ typedef struct shr_consumer {
     uint64_t peer_checked_ns;
     uint64_t bad_position;
     uint64_t bad_value;
-    uint64_t sample_done;
+    uint64_t sample_position; /* the timed publication last seen */
+    uint64_t sample_ns;
+    uint64_t sample_done; /* the one last counted */
     int32_t lock_fd;
     uint32_t usable;
     uint32_t takeover; /* a peer that went will be replaced: its end is no news here */
