@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 #: Seconds between two looks at the manager's life while nothing else happens.
 CHECK_INTERVAL_S: Final = 0.25
 _RECORDS_AT_ONCE: Final = 256
+#: Bytes of an ERROR frame of one row beside its message: header, directory, id, length, padding.
+_ERROR_OVERHEAD: Final = 64
 
 
 @dataclass(frozen=True)
@@ -282,7 +284,7 @@ class SchedulerPort:
         details: Sequence[bytes] | None,
         timeout_s: float | None,
     ) -> None:
-        """Write one shard's rows; a part larger than the ring goes in halves."""
+        """Write one shard's rows; what is larger than the ring goes in halves, a row's tokens too."""
         detail_lengths, detail_bytes = (None, None) if details is None else messages.pack_bytes(details)
         columns = (ids, counts, tokens, codes, values, detail_lengths, detail_bytes)
         length = messages.BATCH.payload_length(*columns)
@@ -304,13 +306,24 @@ class SchedulerPort:
                     timeout_s,
                 )
             return
+        if length > self._egress[shard].payload_length_max and len(tokens) > 1:
+            half = len(tokens) // 2
+            first, rest = np.array([half], np.uint32), np.array([len(tokens) - half], np.uint32)
+            self._push_part(shard, ids, first, tokens[:half], np.zeros(1, np.uint8), None, None, timeout_s)
+            self._push_part(shard, ids, rest, tokens[half:], codes, values, details, timeout_s)
+            return
         self._push_frame(shard, messages.BATCH, len(ids), columns, self._batch_flags, timeout_s)
 
     def push_error(self, request_id: int, message: str, *, timeout_s: float | None = None) -> None:
-        """End one request with an error that its client sees (class 400): a bad field of its own."""
-        lengths, text = messages.pack_bytes([message.encode("utf-8", "replace")])
+        """End one request with an error that its client sees (class 400): a bad field of its own.
+
+        A message that is longer than the ring is cut: the end must come through.
+        """
+        shard = shard_of(request_id, self.shards)
+        length_max = self._egress[shard].payload_length_max - _ERROR_OVERHEAD
+        lengths, text = messages.pack_bytes([message.encode("utf-8", "replace")[:length_max]])
         columns = (np.array([request_id], np.uint64), lengths, text)
-        self._push_frame(shard_of(request_id, self.shards), messages.ERROR, 1, columns, 0, timeout_s)
+        self._push_frame(shard, messages.ERROR, 1, columns, 0, timeout_s)
 
     def push_result(self, control_id: int, payload: bytes, *, timeout_s: float | None = None) -> None:
         """Answer a control request."""
