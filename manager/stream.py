@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from manager.finish import FinishReason
     from manager.outbox import Dispatch
     from manager.request import SingleRequest
+    from manager.sampling import NormalizedSampling
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class RequestStream:
     shard: int
     request: SingleRequest
     prompt_count: int = 0
+    sampling: NormalizedSampling | None = None
+    """Once checked."""
     dispatch: Dispatch | None = None
     """What is to be sent, until it was."""
     state: State = State.RECEIVED

@@ -87,8 +87,6 @@ class TokenizerManager:
         self._rids: dict[str, int] = {}
         self._questions: dict[int, asyncio.Future[bytes]] = {}
         self._broken_shards: dict[int, Exception] = {}
-        self._starting = 0
-        """Requests that are being tokenized: they count, and are not in the tables yet."""
         self._state = "new"
 
     async def start(self) -> None:
@@ -187,10 +185,10 @@ class TokenizerManager:
         Leaving the iteration early aborts what is still running.
         """
         self._check_running()
-        singles = fan_out(request)
-        streams: list[RequestStream] = []
+        streams = self._open(fan_out(request))
         try:
-            streams = await self._admit(singles)
+            self._check_all(streams)
+            await self._tokenize(streams)
             for stream in streams:
                 self._dispatch(stream)
             if len(streams) == 1 and not request.is_batch:
@@ -203,92 +201,92 @@ class TokenizerManager:
             for stream in streams:
                 self._leave(stream)
 
-    async def _admit(self, singles: list[SingleRequest]) -> list[RequestStream]:
-        """Check all, take their rids, tokenize: from here on each has a place in the tables."""
-        normalized = []
-        for single in singles:
-            if single.return_logprob or single.return_hidden_states:
-                field = "return_logprob" if single.return_logprob else "return_hidden_states"
-                raise ValidationError(f"{field} is not served by this deployment", field=field)
-            self.limits.validate(single)
-            normalized.append(
-                NormalizedSampling.of(
-                    single.sampling,
-                    vocab_size=self.limits.vocab_size,
-                    has_tokenizer=self.limits.has_tokenizer,
-                )
-            )
-            if single.sampling.stop_regex:
-                raise ValidationError("stop_regex is not served by this deployment", field="stop_regex")
-        self._reserve(singles)
-        streams: list[RequestStream] = []
-        try:
-            prompts = await self._tokenize(singles)
-            self._check_running()
-            for single, sampling, prompt_ids in zip(singles, normalized, prompts, strict=True):
-                streams.append(self._prepare(single, sampling, prompt_ids))
-        except BaseException:
-            for stream in streams:
-                del self._streams[stream.request_id]
-            for single in singles:
-                self._rids.pop(single.rid, None)
-            raise
-        finally:
-            self._starting -= len(singles)
-        return streams
-
-    def _reserve(self, singles: list[SingleRequest]) -> None:
-        """Take the rids and the room of all, or of none."""
+    def _open(self, singles: list[SingleRequest]) -> list[RequestStream]:
+        """Give all of them a place in the tables, or none. From here on each can be aborted."""
         for single in singles:
             if single.rid in self._rids:
                 raise ValidationError(f"rid is in flight already: rid={single.rid}", field="rid")
-        flying = len(self._streams) + self._starting + len(singles)
+        flying = len(self._streams) + len(singles)
         if flying > self._settings.requests_max:
             raise QueueFullError(
                 f"too many requests in flight: count={flying}, max={self._settings.requests_max}"
             )
+        streams = []
         for single in singles:
-            self._rids[single.rid] = 0
-        self._starting += len(singles)
+            request_id = self._request_ids.take()
+            stream = RequestStream(request_id, shard_of(request_id, self._settings.workers), single)
+            self._streams[request_id] = stream
+            self._rids[single.rid] = request_id
+            streams.append(stream)
+        return streams
 
-    async def _tokenize(self, singles: list[SingleRequest]) -> list[NDArray[np.int32]]:
-        """Ids of every prompt; those that are text are encoded in one go in a thread."""
-        texts = [single.text for single in singles if single.text is not None]
-        encoded: list[NDArray[np.int32]] = []
-        if texts:
-            assert self._tokenizer is not None, "text was refused where there is no tokenizer"
-            encoded = await self._loop.run_in_executor(self._pool, self._tokenizer.encode, texts)
-        rest = iter(encoded)
-        return [single.input_ids if single.input_ids is not None else next(rest) for single in singles]
+    def _check_all(self, streams: list[RequestStream]) -> None:
+        """Check each request by itself: a bad one ends, its neighbours go on."""
+        for stream in streams:
+            try:
+                self._check(stream)
+            except ManagerError as error:
+                self._end(stream, error)
 
-    def _prepare(
-        self, single: SingleRequest, sampling: NormalizedSampling, prompt_ids: NDArray[np.int32]
-    ) -> RequestStream:
-        """The checks that every request passes last, whatever way it came."""
-        request_id = self._request_ids.take()
-        stream = RequestStream(request_id, shard_of(request_id, self._settings.workers), single)
+    def _check(self, stream: RequestStream) -> None:
+        single = stream.request
+        for field in ("return_logprob", "return_hidden_states"):
+            if getattr(single, field):
+                raise ValidationError(f"{field} is not served by this deployment", field=field)
+        if single.sampling.stop_regex:
+            raise ValidationError("stop_regex is not served by this deployment", field="stop_regex")
+        self.limits.validate(single)
         stream.move(Event.VALIDATED)
         stream.move(Event.NEEDS_NORMALIZE)
-        if single.input_ids is None:
-            stream.move(Event.NEEDS_TOKENIZE)
-            stream.move(Event.TOKENIZED)
-        else:
-            stream.move(Event.ALREADY_TOKENIZED)
+        stream.sampling = NormalizedSampling.of(
+            single.sampling, vocab_size=self.limits.vocab_size, has_tokenizer=self.limits.has_tokenizer
+        )
+
+    async def _tokenize(self, streams: list[RequestStream]) -> None:
+        """Give every request that goes on its prompt's ids; text is encoded in one go in a thread."""
+        going_on = [stream for stream in streams if not stream.is_ended]
+        with_text = [stream for stream in going_on if stream.request.text is not None]
+        encoded: list[NDArray[np.int32]] = []
+        if with_text:
+            assert self._tokenizer is not None, "text was refused where there is no tokenizer"
+            for stream in with_text:
+                stream.move(Event.NEEDS_TOKENIZE)
+            texts = [stream.request.text or "" for stream in with_text]
+            try:
+                encoded = await self._loop.run_in_executor(self._pool, self._tokenizer.encode, texts)
+            except ManagerError as error:
+                for stream in with_text:
+                    self._end(stream, error)
+                return
+        ids_of = dict(zip((stream.request_id for stream in with_text), encoded, strict=True))
+        for stream in going_on:
+            if stream.is_ended:
+                continue  # aborted meanwhile: it never reached the scheduler, so nobody is told
+            stream.move(Event.TOKENIZED if stream.request_id in ids_of else Event.ALREADY_TOKENIZED)
+            try:
+                self._prepare(stream, ids_of.get(stream.request_id, stream.request.input_ids))
+            except ManagerError as error:
+                self._end(stream, error)
+
+    def _prepare(self, stream: RequestStream, prompt_ids: NDArray[np.int32] | None) -> None:
+        """Make the checks that every request passes last, whatever way it came."""
+        assert prompt_ids is not None, "a request has text or ids"
+        assert stream.sampling is not None, "it was checked"
         if len(prompt_ids) == 0:
             raise ValidationError("prompt has no tokens", field="text")
         self.limits.check_input_ids(prompt_ids)
-        prompt_ids, sampling = self.limits.check_total_tokens(prompt_ids, sampling)
+        prompt_ids, sampling = self.limits.check_total_tokens(prompt_ids, stream.sampling)
         stream.prompt_count = len(prompt_ids)
         stream.dispatch = Dispatch(
-            request_id, single.rid, prompt_ids, prompt_ids[-PROMPT_TAIL_MAX:], sampling
+            stream.request_id, stream.request.rid, prompt_ids, prompt_ids[-PROMPT_TAIL_MAX:], sampling
         )
-        self._streams[request_id] = stream
-        self._rids[single.rid] = request_id
-        return stream
 
     def _dispatch(self, stream: RequestStream) -> None:
         """Send one request on its way, or end it with the reason why not."""
+        if stream.is_ended:
+            return
         try:
+            self._check_running()
             if stream.shard in self._broken_shards:
                 raise InternalError(f"reply ring cannot be read: why={self._broken_shards[stream.shard]}")
             for label in (SCHEDULER, worker_label(stream.shard)):
@@ -300,17 +298,12 @@ class TokenizerManager:
             stream.move(Event.PRE_SEND_VALIDATED)
         except ManagerError as error:
             self._keep_flushing()
-            stream.fail(error)
-            self._forget(stream)
+            self._end(stream, error)
         except shmring.RecordTooLargeError as error:
-            stream.fail(
-                ValidationError(
-                    f"request does not fit a ring: length={error.length}, max={error.length_max}",
-                    field="input_ids",
-                )
-            )
             self._outbox.deregister(stream.request_id)
-            self._forget(stream)
+            self._keep_flushing()
+            text = f"request does not fit a ring: length={error.length}, max={error.length_max}"
+            self._end(stream, ValidationError(text, field="input_ids"))
 
     async def _outputs(self, stream: RequestStream) -> AsyncGenerator[GenerateOutput, None]:
         while True:
@@ -386,8 +379,12 @@ class TokenizerManager:
             self._outbox.abort(stream.request_id)
             self._outbox.deregister(stream.request_id)
             self._keep_flushing()
-        stream.fail(error)
+        self._end(stream, error)
+
+    def _end(self, stream: RequestStream, error: ManagerError) -> None:
+        """End a request with an error; whoever has to be told of it was told."""
         self._forget(stream)
+        stream.fail(error)
 
     def _leave(self, stream: RequestStream) -> None:
         """The reader has gone; whatever still runs for it is stopped."""
@@ -425,8 +422,7 @@ class TokenizerManager:
         """End a request with an error that a worker or the scheduler found."""
         stream = self._streams.get(request_id)
         if stream is not None:
-            self._forget(stream)
-            stream.fail(error)
+            self._end(stream, error)
 
     def on_abort_asked(self, request_id: int) -> None:
         """Pass a worker's wish on to the scheduler."""
@@ -497,7 +493,7 @@ class TokenizerManager:
     @property
     def in_flight_count(self) -> int:
         """Requests that have not ended."""
-        return len(self._streams) + self._starting
+        return len(self._streams)
 
     def _check_running(self) -> None:
         if self._state != "running":
