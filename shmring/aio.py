@@ -12,6 +12,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from shmring.errors import ShmringError
+from shmring.segment import check_timeout
 from shmring.waiter import WAIT_MAX, Bell, WaitPolicy, wait_any
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class AsyncWaiter:
 
         Cancelling it loses nothing. A consumer can be awaited once at a time.
         """
+        check_timeout(timeout_s)
         if consumer.is_readable():
             return True
         with self._lock:
