@@ -7,6 +7,7 @@ What a page can hold:
     ```console                  run: lines that begin with `$ ` are commands, the rest is their output, where
                                 a line `...` stands for any lines and `...` in a line for anything
     <!-- not run: why -->       on the line before a block: left alone
+    ``` or ```text              a drawing
 
 `python` and `shmring` are those of the tests. A page's files, script and commands share an empty folder.
 """
@@ -121,10 +122,3 @@ def _run_commands(page: Path, block: Block, folder: Path) -> None:
 
 def _pattern(line: str) -> str:
     return r"(?:.*\n)*" if line == "..." else re.escape(line).replace(r"\.\.\.", ".*") + r"\n"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=_name)
-def test_every_block_has_a_language(page):
-    """A block without one is neither run nor coloured."""
-    bare = [block.line for block in blocks_of(page) if not block.language]
-    assert not bare, f"blocks without a language at lines {bare}; indent what is no code"
