@@ -97,10 +97,6 @@ class Outbox:
         self._deregistrations[shard].append(request_id)
         self._flush_deregistrations(shard)
 
-    def forget_deregistrations(self, shard: int) -> None:
-        """The shard's worker is a new one and knows of nothing."""
-        self._deregistrations[shard].clear()
-
     def flush(self) -> int:
         """Try again what was kept; returns how many are still kept."""
         self._flush_aborts()

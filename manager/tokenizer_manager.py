@@ -477,7 +477,6 @@ class TokenizerManager:
         with contextlib.suppress(shmring.ShmringError):  # a damaged ring is `_serve_replies`'s to tell
             while inbox.do_work(_RECORDS_AT_ONCE):
                 pass  # what it had published is still good
-        self._outbox.forget_deregistrations(shard)
         lost = [stream for stream in self._streams.values() if stream.shard == shard]
         log.warning("%s has died: requests=%d", label, len(lost))
         for stream in lost:
