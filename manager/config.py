@@ -6,13 +6,20 @@ setting and the bound.
 
 from __future__ import annotations
 
+import importlib
+import json
 import math
+import os
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from manager.errors import ConfigError
+from manager.errors import ConfigError, ValidationError
+from manager.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 #: Bytes of shmring's own bound, less the longest suffix of a ring's name (".register.63").
 DEPLOYMENT_NAME_LENGTH_MAX: Final = 187
@@ -73,6 +80,11 @@ class Settings:
     """How long parts may take to end by themselves before they are ended."""
     restarts_max: int = 5
     """How often a part that we started and that died is started again, in one minute."""
+    preferred_sampling: Mapping[str, Any] | None = None
+    """Sampling parameters of a request that does not name them; what a request names wins."""
+    cores: tuple[int, ...] | None = None
+    """Cores for the parts that we start, one each: the scheduler's first, then the workers'. With fewer
+    cores than parts nothing is pinned, and a warning says so. None: nothing is pinned."""
 
     def __post_init__(self) -> None:
         for setting, (low, high) in BOUNDS.items():
@@ -84,6 +96,8 @@ class Settings:
             _check_power_of_two(setting, getattr(self, setting))
         _check_power_of_two("reply_capacity_bytes", self.reply_capacity_bytes)
         check_deployment_name(self.name)
+        self._check_preferred_sampling()
+        self._check_cores()
         if not self.has_tokenizer and self.vocab_size is None:
             raise ConfigError("vocab_size is needed where there is no tokenizer", setting="vocab_size")
         needed = 4 * self.context_length + 4096
@@ -92,6 +106,28 @@ class Settings:
                 "ingress ring cannot hold one prompt of the full context: "
                 f"ingress_capacity_bytes={self.ingress_capacity_bytes}, min={needed}",
                 setting="ingress_capacity_bytes",
+            )
+
+    def _check_preferred_sampling(self) -> None:
+        if self.preferred_sampling is None:
+            return
+        try:
+            SamplingParams.from_mapping(self.preferred_sampling)
+        except ValidationError as error:
+            raise ConfigError(
+                f"preferred_sampling cannot work: {error}", setting="preferred_sampling"
+            ) from error
+
+    def _check_cores(self) -> None:
+        if self.cores is None:
+            return
+        allowed = os.sched_getaffinity(0)
+        wrong = [core for core in self.cores if isinstance(core, bool) or core not in allowed]
+        if wrong or len(set(self.cores)) != len(self.cores) or not self.cores:
+            raise ConfigError(
+                f"cores must be different cores of this process: value={list(self.cores)}, "
+                f"allowed={sorted(allowed)}",
+                setting="cores",
             )
 
     @property
@@ -112,9 +148,45 @@ class Settings:
         values = dict(mapping)
         if values.get("tokenizer") is not None:
             values["tokenizer"] = Path(values["tokenizer"])
-        if values.get("eos_token_ids") is not None:
-            values["eos_token_ids"] = tuple(values["eos_token_ids"])
+        for setting in ("eos_token_ids", "cores"):
+            if values.get(setting) is not None:
+                values[setting] = _int_tuple(setting, values[setting])
         return cls(**values)
+
+    @classmethod
+    def from_file(cls, path: Path, defaults: dict[str, Any] | None = None, **overrides: object) -> Settings:
+        """Read a `.json` or `.toml` file of settings.
+
+        `defaults` are for settings that the file does not name; `overrides` that are not None win over
+        it. Raises ConfigError that names the file, or the setting in it.
+        """
+        given = {setting: value for setting, value in overrides.items() if value is not None}
+        return cls.from_mapping((defaults or {}) | _read_file(path) | given)
+
+
+def _int_tuple(setting: str, value: object) -> tuple[int, ...]:
+    if not isinstance(value, (list, tuple)) or any(type(item) is not int for item in value):
+        raise ConfigError(f"{setting} must be a list of integers: value={value!r}", setting=setting)
+    return tuple(value)
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".toml":
+            # by name: the module is there from Python 3.11 on
+            values = importlib.import_module("tomllib").loads(text)
+        else:
+            values = json.loads(text)
+    except ModuleNotFoundError:
+        raise ConfigError(f"a .toml file needs Python 3.11: config={path}", setting="config") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"config file cannot be read: config={path}, why={error}", setting="config"
+        ) from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"config file holds no object: config={path}", setting="config")
+    return values
 
 
 def check_deployment_name(name: str) -> str:

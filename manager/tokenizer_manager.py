@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 import shmring
+from manager.cores import assign_cores
 from manager.deployment import Deployment, Facts, ingress_name, register_name, reply_name
 from manager.detokenize import PROMPT_TAIL_MAX, choose
 from manager.errors import (
@@ -142,14 +143,17 @@ class TokenizerManager:
         self._parts = PartWatch(self._ingress, self._replies)
 
     def _start_parts(self) -> None:
-        name = self._settings.name
-        if self._start_workers:
-            for shard in range(self._settings.workers):
-                arguments = ("worker", "--name", name, "--shard", str(shard), "--supervised")
-                self._supervisor.start(worker_label(shard), arguments)
+        settings = self._settings
+        parts: dict[str, tuple[str, ...]] = {}
         if self._engine is not None:
-            arguments = ("scheduler", "--name", name, "--engine", self._engine, "--supervised")
-            self._supervisor.start(SCHEDULER, arguments)
+            parts[SCHEDULER] = ("scheduler", "--name", settings.name, "--engine", self._engine)
+        if self._start_workers:
+            for shard in range(settings.workers):
+                parts[worker_label(shard)] = ("worker", "--name", settings.name, "--shard", str(shard))
+        cores = assign_cores(list(parts), settings.cores)
+        for label, arguments in parts.items():
+            pinned = ("--core", str(cores[label])) if label in cores else ()
+            self._supervisor.start(label, (*arguments, "--supervised", *pinned))
 
     async def wait_until_ready(self, timeout_s: float | None = None) -> bool:
         """Wait for a scheduler and all workers. False: `timeout_s` has passed; see `missing_parts`.
@@ -185,7 +189,7 @@ class TokenizerManager:
         Leaving the iteration early aborts what is still running.
         """
         self._check_running()
-        streams = self._open(fan_out(request))
+        streams = self._open(fan_out(request, preferred=self._settings.preferred_sampling))
         try:
             self._check_all(streams)
             await self._tokenize(streams)

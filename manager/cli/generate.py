@@ -39,7 +39,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("prompts", nargs="*", metavar="PROMPT")
     parser.add_argument("--file", metavar="FILE", help="one prompt a line; '-' is standard input")
     parser.add_argument("--name", help="the deployment's name; default: one of its own")
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="detok workers (default 1)")
+    parser.add_argument("--workers", type=int, metavar="N", help="detok workers (default 1)")
     parser.add_argument(
         "--tokenizer", type=Path, metavar="PATH", help="a tokenizer.json; default: the small embedded one"
     )
@@ -52,7 +52,10 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument(
         "--external-workers", action="store_true", help="wait for somebody's workers to attach"
     )
-    parser.add_argument("--context-length", type=int, default=8192, metavar="N", help="in tokens")
+    parser.add_argument("--context-length", type=int, metavar="N", help="in tokens (default 8192)")
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="settings as .json or .toml; options here win over it"
+    )
     parser.add_argument("--concurrency", type=int, default=64, metavar="N", help="requests at a time")
     parser.add_argument("--json", action="store_true", help="one JSON object a line at each request's end")
     parser.add_argument("--verbose", action="store_true")
@@ -66,13 +69,21 @@ def _run(options: argparse.Namespace) -> int:
         raise ConfigError(
             f"concurrency is out of range: value={options.concurrency}, min=1", setting="concurrency"
         )
-    settings = Settings(
-        name=options.name or f"manager-{os.getuid()}-{secrets.token_hex(4)}",
-        tokenizer=options.tokenizer,
-        workers=options.workers,
-        context_length=options.context_length,
-    )
+    settings = _settings_of(options)
     return asyncio.run(_with_signals(options, settings, sampling))
+
+
+def _settings_of(options: argparse.Namespace) -> Settings:
+    given = {
+        "name": options.name,
+        "tokenizer": options.tokenizer,
+        "workers": options.workers,
+        "context_length": options.context_length,
+    }
+    default = {"name": f"manager-{os.getuid()}-{secrets.token_hex(4)}"}
+    if options.config is not None:
+        return Settings.from_file(options.config, default, **given)
+    return Settings.from_mapping(default | {setting: v for setting, v in given.items() if v is not None})
 
 
 async def _with_signals(options: argparse.Namespace, settings: Settings, sampling: SamplingParams) -> int:

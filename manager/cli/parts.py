@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import sys
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from manager.deployment import read_manifest
 from manager.engines.catalogue import CONTINUES_PROMPT, ENGINE_NAMES, make_engine
 from manager.engines.loop import run_engine
-from manager.errors import DeploymentEndedError
+from manager.errors import ConfigError, DeploymentEndedError
 from manager.scheduler_port import SchedulerPort
 from manager.worker import run_worker
 from shmring import SegmentNotFoundError
@@ -49,7 +50,17 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--supervised", action="store_true", help="leave Ctrl-C to the manager that started this process"
     )
+    parser.add_argument("--core", type=int, metavar="N", help="run on this core only")
     parser.add_argument("--verbose", action="store_true")
+
+
+def _pin(options: argparse.Namespace) -> None:
+    if options.core is None:
+        return
+    allowed = os.sched_getaffinity(0)
+    if options.core not in allowed:
+        raise ConfigError(f"core is not ours: core={options.core}, allowed={sorted(allowed)}", setting="core")
+    os.sched_setaffinity(0, {options.core})
 
 
 def _stop_on_signals(*, supervised: bool) -> threading.Event:
@@ -88,6 +99,7 @@ def _await_deployment(options: argparse.Namespace, stop: threading.Event) -> boo
 
 
 def _run_scheduler(options: argparse.Namespace) -> int:
+    _pin(options)
     stop = _stop_on_signals(supervised=options.supervised)
     if not _await_deployment(options, stop):
         return 0
@@ -104,6 +116,7 @@ def _run_scheduler(options: argparse.Namespace) -> int:
 
 
 def _run_worker(options: argparse.Namespace) -> int:
+    _pin(options)
     stop = _stop_on_signals(supervised=options.supervised)
     if not _await_deployment(options, stop):
         return 0
