@@ -10,6 +10,7 @@ import struct
 from enum import IntEnum, IntFlag
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 import numpy as np
 
 from manager.sampling import SAMPLING_DTYPE
@@ -124,7 +125,7 @@ REGISTER: Final = Schema(
         _ids(),
         Column("output", OUTPUT_DTYPE),
         *_ragged("prompt_tails", np.int32, "prompt_tail_counts"),
-        *_bytes("stops"),  # msgpack list of str
+        *_bytes("stops"),  # msgpack: a list of stop strings, or a Stops; b"": none
     ],
 )
 DEREGISTER: Final = Schema("deregister", RegisterType.DEREGISTER, [_ids()])
@@ -181,6 +182,33 @@ def unpack_bytes(lengths: NDArray[np.uint32], values: NDArray[np.uint8]) -> list
     data = values.tobytes()
     ends = np.cumsum(lengths, dtype=np.int64).tolist()
     return [data[end - length : end] for end, length in zip(ends, lengths.tolist(), strict=True)]
+
+
+class Stops(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What may end a request's text, where there are regexes among it."""
+
+    strings: list[str]
+    regexes: list[str]
+
+
+_STOPS: Final[msgspec.msgpack.Decoder[list[str] | Stops]] = msgspec.msgpack.Decoder(list[str] | Stops)
+
+
+def pack_stops(strings: Sequence[str], regexes: Sequence[str]) -> bytes:
+    """One item of REGISTER's `stops`."""
+    if regexes:
+        return msgspec.msgpack.encode(Stops(list(strings), list(regexes)))
+    return msgspec.msgpack.encode(list(strings)) if strings else b""
+
+
+def unpack_stops(packed: bytes) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Stop strings and stop regexes. Raises msgspec.MsgspecError for what is neither."""
+    if not packed:
+        return (), ()
+    stops = _STOPS.decode(packed)
+    if isinstance(stops, Stops):
+        return tuple(stops.strings), tuple(stops.regexes)
+    return tuple(stops), ()
 
 
 _FRAME_HEADER: Final = struct.Struct("<HHIQ")

@@ -20,51 +20,29 @@ import msgspec
 import numpy as np
 
 import shmring
-from manager import finish, messages
+from manager import messages
+from manager.decode_step import OutputOptions, PlainStep
+from manager.detokenize import TableDecoder
 from manager.errors import CodecError, DetokenizeError, ManagerError, UnavailableError
-from manager.finish import FinishCode, FinishReason
-from manager.stop import StopMatcher, trim_at_stop
+from manager.table_step import TableStep
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from numpy.typing import NDArray
 
+    from manager.decode_step import DecodeStep, Reply
     from manager.detokenize import BatchDecoder
     from shmring import Consumer, Frame, Producer, Record, Schema
     from shmring.columns import ColumnData
-
-    #: A frame that is to be sent: its schema, its rows, its columns.
-    _Reply = tuple[Schema, int, tuple[ColumnData, ...]]
 
 log = logging.getLogger(__name__)
 
 #: Ended requests that are remembered, so that their late chunks are no news. 8 bytes an id and more.
 ENDED_MAX: Final = 65536
 _REGISTRATIONS_AT_ONCE: Final = 256
-_STOPS = msgspec.msgpack.Decoder(list[str])
 _STATUS_BAD_REQUEST: Final = 400
 _STATUS_INTERNAL: Final = 500
-
-
-@dataclass(slots=True)
-class _Output:
-    """What a shard knows of one request."""
-
-    prompt_tail: NDArray[np.int32]
-    skip_special_tokens: bool
-    spaces_between_special_tokens: bool
-    no_stop_trim: bool
-    min_new_tokens: int
-    matcher: StopMatcher | None
-    slot: int = -1
-    """Of the decoder; -1 until the first chunk says whether output continues the prompt."""
-    completion_count: int = 0
-
-    @property
-    def is_plain(self) -> bool:
-        """Nothing but decoding to be done while it is not finished."""
-        return self.matcher is None
 
 
 @dataclass
@@ -78,6 +56,7 @@ class ShardCounters:
     unknown_rows: int = 0
     rejected_frames: int = 0
     unknown_ids: int = 0
+    """Ids outside the vocabulary, of the requests that ended."""
 
 
 class _EndedIds:
@@ -111,16 +90,19 @@ class DetokShard:
         self._egress = egress
         self._register = register
         self._reply = reply
-        self._decoder = decoder
-        self._outputs: dict[int, _Output] = {}
+        self._requests: DecodeStep
+        if decoder is None or isinstance(decoder, TableDecoder):
+            self._requests = TableStep(decoder)
+        else:
+            self._requests = PlainStep(decoder)
         self._ended = _EndedIds(ENDED_MAX)
-        self._unsent: deque[_Reply] = deque()
+        self._unsent: deque[Reply] = deque()
         self.counters = ShardCounters()
 
     @property
     def open_count(self) -> int:
         """Requests that are registered and not ended."""
-        return len(self._outputs)
+        return len(self._requests)
 
     @property
     def unsent_length(self) -> int:
@@ -187,31 +169,29 @@ class DetokShard:
         stops = messages.unpack_bytes(frame["stops_lengths"], frame["stops"])
         rows = zip(frame["request_ids"].tolist(), frame["output"].tolist(), tails, stops, strict=True)
         for request_id, (min_new_tokens, skip, spaces, no_stop_trim), tail, packed_stops in rows:
-            stop_strs = _STOPS.decode(packed_stops) if packed_stops else []
-            self._outputs[request_id] = _Output(
+            stop_strs, stop_regexes = messages.unpack_stops(packed_stops)
+            options = OutputOptions(
                 prompt_tail=tail,
                 skip_special_tokens=skip,
                 spaces_between_special_tokens=spaces,
                 no_stop_trim=no_stop_trim,
                 min_new_tokens=min_new_tokens,
-                matcher=StopMatcher(stop_strs, keep=no_stop_trim) if stop_strs else None,
+                stops=stop_strs,
+                stop_regexes=stop_regexes,
             )
+            self._requests.open(request_id, options)
             self.counters.registered += 1
 
     def _end(self, request_id: int) -> None:
-        output = self._outputs.pop(request_id, None)
-        if output is not None and output.slot >= 0 and self._decoder is not None:
-            self.counters.unknown_ids += self._decoder.unknown_ids(output.slot)
-            self._decoder.close(output.slot)
+        self._requests.close(request_id)
+        self.counters.unknown_ids = self._requests.unknown_ids
         self._ended.add(request_id)
 
     def _take(self, record: Record) -> None:
         """Handle one egress record. A bad one is rejected whole; this never raises for what it says."""
         try:
             if record.type == messages.EgressType.BATCH:
-                self._take_batch(
-                    messages.BATCH.read(record), is_fresh=bool(record.flags & messages.BatchFlag.FRESH_TEXT)
-                )
+                self._take_batch(record)
             elif record.type == messages.EgressType.ERROR:
                 frame = messages.ERROR.read(record)
                 texts = messages.unpack_bytes(frame["messages_lengths"], frame["messages"])
@@ -241,14 +221,14 @@ class DetokShard:
             log.error("egress frame was rejected and names no request, so they will hang: why=%s", error)
             return
         log.warning("egress frame was rejected: requests=%d, why=%s", len(named), error)
-        known = [request_id for request_id in named if request_id in self._outputs]
+        known = [request_id for request_id in named if request_id in self._requests]
         text = f"internal error: malformed scheduler output frame: {error}"
         self._ask_aborts(known)
         self._fail(known, _STATUS_INTERNAL, [text] * len(known))
 
     def _fail(self, request_ids: Iterable[int], status: int, texts: Iterable[str]) -> None:
         """End those of the requests that are open; the others have ended already."""
-        rows = [(i, t) for i, t in zip(request_ids, texts, strict=True) if i in self._outputs]
+        rows = [(i, t) for i, t in zip(request_ids, texts, strict=True) if i in self._requests]
         self._push_failures([i for i, _ in rows], status, [t for _, t in rows])
 
     def _push_failures(self, request_ids: list[int], status: int, texts: list[str]) -> None:
@@ -265,50 +245,31 @@ class DetokShard:
         if request_ids:
             self._unsent.append((messages.ABORT_ASKED, len(request_ids), (np.array(request_ids, np.uint64),)))
 
-    def _take_batch(self, frame: Frame, *, is_fresh: bool) -> None:
-        batch = _Batch(frame)
-        self._drop_unknown(batch)
-        self._open_slots(batch, is_fresh=is_fresh)
-        self.counters.batches += 1
-        self.counters.rows += len(batch.ids)
-        self.counters.tokens += len(batch.tokens)
-        if not batch.ids:
-            return
-        outputs = [self._outputs[request_id] for request_id in batch.ids]
-        completion_counts = batch.counts.copy()  # before trimming: a stop token is counted and not shown
-        self._trim_stop_tokens(batch, outputs)
-        text, lengths = self._decode(batch, outputs)
-        for output, count in zip(outputs, completion_counts.tolist(), strict=True):
-            output.completion_count += count
-        special = [
-            row
-            for row, output in enumerate(outputs)
-            if not output.is_plain or batch.codes[row] != FinishCode.NONE
-        ]
-        if special:
-            text, lengths = self._finish_rows(batch, outputs, special, text, lengths)
-        columns = (
-            np.array(batch.ids, np.uint64),
-            lengths,
-            text,
-            batch.counts,
-            batch.tokens,
-            completion_counts,
-            batch.codes,
-            *batch.finish_columns(),
-        )
-        self._unsent.append((messages.TEXT, len(batch.ids), columns))
-        self._ask_aborts(batch.stopped_here)
-        for request_id in batch.ended():
-            self._end(request_id)
+    def _take_batch(self, record: Record) -> None:
+        # what waits goes first: then nothing is written past it
+        outcome = self._requests.take(record, None if self._unsent else self._reply)
+        counters = self.counters
+        counters.batches += 1
+        counters.rows += outcome.rows
+        counters.tokens += outcome.tokens
+        counters.unknown_rows += len(outcome.unknown) + outcome.late_rows
+        self._unsent += outcome.replies
+        for request_id in outcome.ended:
+            self._ended.add(request_id)
+        if outcome.ended:
+            counters.unknown_ids = self._requests.unknown_ids
+        if outcome.unknown:
+            self._ask_strangers_to_stop(outcome.unknown)
+        if outcome.refused:
+            refused = list(dict.fromkeys(outcome.refused))
+            log.error("requests were refused: count=%d, why=%s", len(refused), outcome.problem)
+            self._ask_aborts(refused)
+            self._fail(refused, UnavailableError.status, [outcome.problem] * len(refused))
+        self._ask_aborts(outcome.stopped)
 
-    def _drop_unknown(self, batch: _Batch) -> None:
+    def _ask_strangers_to_stop(self, unknown: list[int]) -> None:
         """Chunks of requests that ended are late and no news; of others, the scheduler is told to stop."""
-        unknown = [row for row, request_id in enumerate(batch.ids) if request_id not in self._outputs]
-        if not unknown:
-            return
-        self.counters.unknown_rows += len(unknown)
-        strangers = {batch.ids[row] for row in unknown if batch.ids[row] not in self._ended}
+        strangers = {request_id for request_id in unknown if request_id not in self._ended}
         if strangers:
             log.warning(
                 "output of unknown requests was dropped: count=%d, first=%d", len(strangers), min(strangers)
@@ -316,93 +277,6 @@ class DetokShard:
             for request_id in strangers:
                 self._ended.add(request_id)
             self._ask_aborts(sorted(strangers))
-        batch.drop_rows(unknown)
-
-    def _trim_stop_tokens(self, batch: _Batch, outputs: list[_Output]) -> None:
-        """Drop the matched last id, unless the request keeps it. Id 0 is no match, as in SGLang."""
-        starts = batch.starts()
-        cut: list[int] = []
-        for row in np.flatnonzero(batch.codes == FinishCode.STOP_TOKEN).tolist():
-            last = int(starts[row + 1]) - 1
-            matched = int(batch.values[row])
-            if (
-                not outputs[row].no_stop_trim
-                and matched != 0
-                and batch.counts[row]
-                and batch.tokens[last] == matched
-            ):
-                cut.append(last)
-                batch.counts[row] -= 1
-        if cut:
-            batch.tokens = np.delete(batch.tokens, cut)
-
-    def _open_slots(self, batch: _Batch, *, is_fresh: bool) -> None:
-        """Give new texts their decoder state. Those for which none is free end; the others go on."""
-        if self._decoder is None:
-            return
-        refused: list[int] = []
-        for request_id in batch.ids:
-            output = self._outputs[request_id]
-            if output.slot >= 0:
-                continue
-            tail = output.prompt_tail[:0] if is_fresh else output.prompt_tail
-            try:
-                output.slot = self._decoder.open(
-                    tail,
-                    skip_special_tokens=output.skip_special_tokens,
-                    spaces_between_special_tokens=output.spaces_between_special_tokens,
-                )
-            except UnavailableError as error:
-                problem = str(error)
-                refused.append(request_id)
-        if refused:
-            refused = list(dict.fromkeys(refused))
-            log.error("requests were refused: count=%d, why=%s", len(refused), problem)
-            self._ask_aborts(refused)
-            self._fail(refused, UnavailableError.status, [problem] * len(refused))
-            batch.drop_rows([row for row, request_id in enumerate(batch.ids) if request_id in self._ended])
-
-    def _decode(self, batch: _Batch, outputs: list[_Output]) -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
-        if self._decoder is None:
-            return np.empty(0, np.uint8), np.zeros(len(outputs), np.uint32)
-        slots = np.fromiter((output.slot for output in outputs), np.uint32, len(outputs))
-        return self._decoder.decode(slots, batch.counts, batch.tokens)
-
-    def _finish_rows(
-        self,
-        batch: _Batch,
-        outputs: list[_Output],
-        special: list[int],
-        text: NDArray[np.uint8],
-        lengths: NDArray[np.uint32],
-    ) -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
-        """Apply stops and ends to the rows that have any; the others' text stays as it is."""
-        texts = messages.unpack_bytes(lengths, text)
-        for row in special:
-            texts[row] = self._finish_row(batch, row, outputs[row], texts[row])
-        return _swap(messages.pack_bytes(texts))
-
-    def _finish_row(self, batch: _Batch, row: int, output: _Output, delta: bytes) -> bytes:
-        reason = batch.reason(row)
-        matched_by_scheduler = reason.matched() if reason is not None else None
-        if reason is not None and self._decoder is not None:
-            delta += self._decoder.finish(output.slot)
-        if output.matcher is None:
-            if isinstance(matched_by_scheduler, str):
-                return trim_at_stop(delta, matched_by_scheduler, output.no_stop_trim)
-            return delta
-        step = output.matcher.push(delta, armed=output.completion_count >= output.min_new_tokens)
-        delta = step.text
-        if step.matched is not None:
-            # found here: the scheduler does not know of it and goes on until it is told
-            if reason is None:
-                batch.stopped_here.append(batch.ids[row])
-            batch.set_reason(row, FinishReason.stop(step.matched))
-        elif reason is not None:
-            delta += output.matcher.flush()
-            if isinstance(matched_by_scheduler, str):
-                delta = trim_at_stop(delta, matched_by_scheduler, output.no_stop_trim)
-        return delta
 
     def _send_unsent(self) -> bool:
         """Push what waits, in order. False: the ring is full with some left."""
@@ -419,74 +293,10 @@ class DetokShard:
         return True
 
 
-def _swap(
-    packed: tuple[NDArray[np.uint32], NDArray[np.uint8]],
-) -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
-    return packed[1], packed[0]
-
-
-class _Batch:
-    """The columns of one BATCH frame, copied."""
-
-    def __init__(self, frame: Frame) -> None:
-        self.ids: list[int] = frame["request_ids"].tolist()
-        self.counts: NDArray[np.uint32] = frame["token_counts"].copy()
-        # a copy, like the rest: a reply may wait for room longer than the ring keeps this record
-        self.tokens: NDArray[np.int32] = frame["token_ids"].copy()
-        self.codes: NDArray[np.uint8] = frame["finish_codes"].copy()
-        self.values: NDArray[np.int64] = (
-            frame["finish_values"].copy() if "finish_values" in frame else np.zeros(frame.rows, np.int64)
-        )
-        self.details: dict[int, bytes] = {}
-        if "finish_details" in frame:
-            packed = messages.unpack_bytes(frame["finish_details_lengths"], frame["finish_details"])
-            self.details = {row: item for row, item in enumerate(packed) if item}
-        self.stopped_here: list[int] = []
-        # all of them before anything is delivered: a bad frame is rejected whole
-        for row in np.flatnonzero(self.codes).tolist():
-            self.reason(row)
-
-    def starts(self) -> NDArray[np.int64]:
-        """(n + 1,) where each row's tokens begin."""
-        starts = np.zeros(len(self.counts) + 1, np.int64)
-        np.cumsum(self.counts, out=starts[1:])
-        return starts
-
-    def reason(self, row: int) -> FinishReason | None:
-        return finish.decode(int(self.codes[row]), int(self.values[row]), self.details.get(row, b""))
-
-    def set_reason(self, row: int, reason: FinishReason) -> None:
-        code, value, details = finish.encode(reason)
-        self.codes[row], self.values[row] = code, value
-        if details:
-            self.details[row] = details
-        else:
-            self.details.pop(row, None)
-
-    def drop_rows(self, rows: list[int]) -> None:
-        keep = np.ones(len(self.ids), bool)
-        keep[rows] = False
-        self.tokens = self.tokens[np.repeat(keep, self.counts)]
-        kept = np.flatnonzero(keep).tolist()
-        self.details = {new: self.details[old] for new, old in enumerate(kept) if old in self.details}
-        self.ids = [self.ids[row] for row in kept]
-        self.counts, self.codes, self.values = self.counts[keep], self.codes[keep], self.values[keep]
-
-    def ended(self) -> list[int]:
-        return [self.ids[row] for row in np.flatnonzero(self.codes).tolist()]
-
-    def finish_columns(self) -> tuple[ColumnData, ...]:
-        """Values and details; absent on a plain step."""
-        values: Any = self.values if self.codes.any() else None
-        if not self.details:
-            return values, None, None
-        return values, *messages.pack_bytes([self.details.get(row, b"") for row in range(len(self.ids))])
-
-
-def _halves(schema: Schema, rows: int, columns: tuple[ColumnData, ...]) -> list[_Reply]:
+def _halves(schema: Schema, rows: int, columns: tuple[ColumnData, ...]) -> list[Reply]:
     """Cut a frame that can never fit the ring into two with half of the rows each."""
     named: dict[str, Any] = dict(zip(schema.names, columns, strict=True))
-    parts: list[_Reply] = []
+    parts: list[Reply] = []
     for first, last in ((0, rows // 2), (rows // 2, rows)):
         part: list[ColumnData] = []
         for column in schema.columns:
@@ -503,7 +313,7 @@ def _halves(schema: Schema, rows: int, columns: tuple[ColumnData, ...]) -> list[
     return parts
 
 
-def _cut_row(schema: Schema, columns: tuple[ColumnData, ...]) -> list[_Reply]:
+def _cut_row(schema: Schema, columns: tuple[ColumnData, ...]) -> list[Reply]:
     """Say the one row of a frame that can never fit the ring in two, or what of it can be said.
 
     Text goes on in the next frame, with the end in the last; an error's message is shortened; an
@@ -533,7 +343,7 @@ def _cut_row(schema: Schema, columns: tuple[ColumnData, ...]) -> list[_Reply]:
 
 def _text_reply(
     named: dict[str, Any], text: NDArray[np.uint8], token_ids: NDArray[np.int32], *, is_last: bool
-) -> _Reply:
+) -> Reply:
     """A part of one row: tokens are counted in the first, the end is told in the last."""
     columns = named | {
         "texts": text,
@@ -549,7 +359,7 @@ def _text_reply(
     return messages.TEXT, 1, tuple(columns[name] for name in messages.TEXT.names)
 
 
-def _failure(request_ids: NDArray[np.uint64], status: int, message: bytes) -> _Reply:
+def _failure(request_ids: NDArray[np.uint64], status: int, message: bytes) -> Reply:
     return messages.FAIL, 1, (request_ids, np.array([status], np.uint16), *messages.pack_bytes([message]))
 
 

@@ -16,12 +16,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from manager.errors import ValidationError
+from manager.stop_regex import admit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _ROOT = 0
 _NO_STOP = -1
+
+#: Characters that a regex without an end is searched for in. An answer may be as long as it likes,
+#: and to search all of it at every step would cost more and more.
+REGEX_REACH_MAX = 4096
+_OLD_MATCHES_MAX = 64
 
 
 @dataclass(frozen=True)
@@ -38,18 +44,25 @@ class StopStep:
 
 
 class StopMatcher:
-    """Watches one text for stop strings.
+    """Watches one text for stop strings, and for regular expressions.
 
     Of several that occur, the one that ends first counts; of those that end together, the
     first in `stops`. The text ends before it, or after it if `keep`. An empty stop string,
     or one that is not valid text, raises ValidationError.
+
+    `regexes` are searched for in the last of the text, as far back as they can reach, once a
+    piece. What they match stays in the text, for it is not what anybody wrote down; unless it
+    is, letter for letter, the pattern itself: then it ends the text as a stop string does. So
+    of a regex only what may become its own letters is held back. A pattern that is not
+    admitted raises ValidationError.
     """
 
-    def __init__(self, stops: Sequence[str], *, keep: bool) -> None:
+    def __init__(self, stops: Sequence[str], *, keep: bool, regexes: Sequence[str] = ()) -> None:
         self._stops = tuple(stops)
         self._keep = keep
         self._patterns = [_encoded(stop) for stop in self._stops]
-        self._automaton = _Automaton(self._patterns)
+        self._automaton = _Automaton(self._patterns, [regex.encode() for regex in regexes])
+        self._regexes = _RegexTail(regexes) if regexes else None
         self._node = _ROOT
         self._held = b""
         self._ended = False
@@ -62,8 +75,29 @@ class StopMatcher:
         """
         if self._ended:
             return StopStep(b"", None, 0)
-        automaton = self._automaton
         text = self._held + delta
+        position, found = self._scan(text, armed=armed)
+        if self._regexes is not None and delta:
+            matched = self._regexes.push(delta, armed=armed)
+            if matched is not None and (found == _NO_STOP or len(self._held) + matched.end < position):
+                return self._end_at(text, len(self._held) + matched.end, matched)
+        if found != _NO_STOP:
+            return self._end(text[:position], found)
+
+        # Of the node's text only a proper prefix of a stop string is worth waiting for.
+        held_length = self._automaton.held_length[self._node]
+        self._held = text[len(text) - held_length :]
+        return StopStep(text[: len(text) - held_length], None, held_length)
+
+    def flush(self) -> bytes:
+        """The text held back, at the end of a text that did not stop by itself."""
+        held, self._held = self._held, b""
+        self._node = _ROOT
+        return held
+
+    def _scan(self, text: bytes, *, armed: bool) -> tuple[int, int]:
+        """Looks on behind what is held, to the first stop string or to the end: (where, which)."""
+        automaton = self._automaton
         node, position = self._node, len(self._held)
         while position < len(text):
             if node == _ROOT:
@@ -76,19 +110,9 @@ class StopMatcher:
             position += 1
             found = automaton.stop_ending_at[node]
             if found != _NO_STOP and armed:
-                return self._end(text[:position], found)
-
-        # Of the node's text only a proper prefix of a stop string is worth waiting for.
-        held_length = automaton.held_length[node]
+                return position, found
         self._node = node
-        self._held = text[len(text) - held_length :]
-        return StopStep(text[: len(text) - held_length], None, held_length)
-
-    def flush(self) -> bytes:
-        """The text held back, at the end of a text that did not stop by itself."""
-        held, self._held = self._held, b""
-        self._node = _ROOT
-        return held
+        return len(text), _NO_STOP
 
     def _end(self, text: bytes, found: int) -> StopStep:
         self._ended = True
@@ -96,6 +120,75 @@ class StopMatcher:
         if not self._keep:
             text = text[: len(text) - len(self._patterns[found])]
         return StopStep(text, self._stops[found], 0)
+
+    def _end_at(self, text: bytes, end: int, match: _RegexMatch) -> StopStep:
+        self._ended = True
+        self._held = b""
+        literal = match.regex.encode()
+        if not self._keep and text[:end].endswith(literal) and match.length == len(literal):
+            end -= len(literal)
+        return StopStep(text[:end], match.regex, 0)
+
+
+@dataclass(frozen=True)
+class _RegexMatch:
+    """A regex that matched: where it ends, in bytes of the piece, and how many bytes it took."""
+
+    regex: str
+    end: int
+    length: int
+
+
+class _RegexTail:
+    """The last of a text, as far back as a regex can reach, and a search in it."""
+
+    def __init__(self, regexes: Sequence[str]) -> None:
+        self._compiled = [(regex, re.compile(regex)) for regex in regexes]
+        reach = max(admit(regex) for regex in regexes)
+        # one character more, so that ^ and \b see whether anything stands before
+        self._length = min(reach, REGEX_REACH_MAX) + 1
+        self._tail = ""
+        self._start = 0
+        """Where a match may begin: behind the one character more."""
+
+    def push(self, delta: bytes, *, armed: bool) -> _RegexMatch | None:
+        """Takes the next piece; the match in it that ends first, and behind its start.
+
+        What ended before it was passed over, or is the past of a text that had to go on.
+        """
+        piece = delta.decode()
+        text, boundary = self._tail + piece, len(self._tail)
+        best: tuple[int, int, str] | None = None
+        if armed:
+            for regex, compiled in self._compiled:
+                span = _first_behind(compiled, text, self._start, boundary)
+                if span is not None and (best is None or span[1] < best[0]):
+                    best = (span[1], span[0], regex)
+        self._tail = text[-self._length :]
+        if len(text) > self._length:
+            self._start = 1
+        if best is None:
+            return None
+        end, start, regex = best
+        return _RegexMatch(regex, len(text[boundary:end].encode()), len(text[start:end].encode()))
+
+
+def _first_behind(
+    compiled: re.Pattern[str], text: str, position: int, boundary: int
+) -> tuple[int, int] | None:
+    """The first match from `position` on that ends behind `boundary`.
+
+    Older ones are few, and no more than _OLD_MATCHES_MAX of them are looked through.
+    """
+    for _ in range(_OLD_MATCHES_MAX):
+        match = compiled.search(text, position)
+        if match is None:
+            return None
+        if match.end() > boundary:
+            return match.span()
+        position = match.start() + 1
+    match = compiled.search(text, boundary)
+    return None if match is None else match.span()
 
 
 def trim_at_stop(text: bytes, matched: str, keep: bool) -> bytes:
@@ -119,16 +212,20 @@ class _Automaton:
     a proper prefix of a pattern.
     """
 
-    def __init__(self, patterns: Sequence[bytes]) -> None:
+    def __init__(self, patterns: Sequence[bytes], held_only: Sequence[bytes] = ()) -> None:
+        """`held_only`: patterns whose beginnings are held, and that are never found."""
         self._children: list[dict[int, int]] = [{}]
         self._fall_back: list[int] = [_ROOT]
         self.stop_ending_at: list[int] = [_NO_STOP]
         self.held_length: list[int] = [0]
         # An empty class is no regular expression: (?!) is one that is found nowhere.
-        first_bytes = b"|".join(sorted({re.escape(pattern[:1]) for pattern in patterns})) or b"(?!)"
+        begins = {re.escape(pattern[:1]) for pattern in (*patterns, *held_only)}
+        first_bytes = b"|".join(sorted(begins)) or b"(?!)"
         self.first_bytes = re.compile(first_bytes)
         for order, pattern in enumerate(patterns):
             self._add(pattern, order)
+        for pattern in held_only:
+            self._add(pattern, _NO_STOP)
         self._link()
 
     def step(self, node: int, byte: int) -> int:

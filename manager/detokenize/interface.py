@@ -101,6 +101,12 @@ class BatchDecoder(Protocol):
         """
         ...
 
+    def decode_each(
+        self, token_ids: npt.NDArray[np.int32]
+    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint32]]:
+        """`decode_one` of n ids: UTF-8 back to back, and (n,) uint32 lengths in bytes."""
+        ...
+
     def unknown_ids(self, slot: int) -> int:
         """How many ids outside the vocabulary the open text in this slot has met."""
         ...

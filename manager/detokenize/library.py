@@ -115,6 +115,16 @@ class LibraryDecoder:
         library = self._library
         return library.added(library.neutral, [token_id], skip_special=False).text
 
+    def decode_each(
+        self, token_ids: npt.NDArray[np.int32]
+    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint32]]:
+        """See BatchDecoder.decode_each."""
+        if token_ids.dtype != np.int32 or token_ids.ndim != 1:
+            raise TypeError(f"token_ids is not (n,) int32: {token_ids.dtype}, {token_ids.shape}")
+        texts = [self.decode_one(token_id).encode() for token_id in token_ids.tolist()]
+        lengths = np.fromiter(map(len, texts), np.uint32, len(texts))
+        return np.frombuffer(bytearray(b"".join(texts)), np.uint8), lengths
+
     def unknown_ids(self, slot: int) -> int:
         """See BatchDecoder.unknown_ids."""
         self._slots.check(slot)

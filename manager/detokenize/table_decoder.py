@@ -49,6 +49,16 @@ class TableDecoder:
         self._out = np.empty(_FIRST_OUT_LENGTH, np.uint8)
         self._c_finish_out = ffi.new("uint8_t[3]")
 
+    @property
+    def slots_max(self) -> int:
+        """How many texts there may be at a time."""
+        return self._slots.slots_max
+
+    @property
+    def c_table(self) -> CData:
+        """The table as C sees it, checked; valid for as long as this decoder is."""
+        return self._c_table
+
     def open(
         self,
         prompt_tail: npt.NDArray[np.int32],
@@ -124,6 +134,28 @@ class TableDecoder:
     def decode_one(self, token_id: int) -> str:
         """See BatchDecoder.decode_one."""
         return self._table.text_of(token_id).decode("utf-8", "replace")
+
+    def decode_each(
+        self, token_ids: npt.NDArray[np.int32]
+    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint32]]:
+        """See BatchDecoder.decode_each."""
+        if token_ids.dtype != np.int32 or token_ids.ndim != 1:
+            raise TypeError(f"token_ids is not (n,) int32: {token_ids.dtype}, {token_ids.shape}")
+        c_token_ids = ffi.from_buffer("int32_t[]", np.ascontiguousarray(token_ids))
+        bound = lib.detok_decode_bound(self._c_table, c_token_ids, len(token_ids))
+        out = np.empty(bound, np.uint8)
+        lengths = np.empty(len(token_ids), np.uint32)
+        length = lib.detok_decode_each(
+            self._c_table,
+            c_token_ids,
+            len(token_ids),
+            ffi.from_buffer("uint8_t[]", out),
+            bound,
+            ffi.from_buffer("uint32_t[]", lengths),
+        )
+        if length < 0:
+            raise DetokenizeError(f"batch refused, {_REFUSALS[length]}: token_ids={len(token_ids)}")
+        return out[:length].copy(), lengths
 
     def unknown_ids(self, slot: int) -> int:
         """See BatchDecoder.unknown_ids."""

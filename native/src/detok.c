@@ -3,15 +3,15 @@
 #include <errno.h>
 #include <string.h>
 
-_Static_assert(sizeof(struct detok_state) == 12, "numpy holds the states as rows of 12 bytes");
+#include "detok_core.h"
 
-#define REPLACEMENT_LENGTH 3u /* U+FFFD in UTF-8 */
+_Static_assert(sizeof(struct detok_state) == 12, "numpy holds the states as rows of 12 bytes");
 
 static uint8_t *say_replacement(uint8_t *out) {
     out[0] = 0xEF;
     out[1] = 0xBF;
     out[2] = 0xBD;
-    return out + REPLACEMENT_LENGTH;
+    return out + DETOK_REPLACEMENT_LENGTH;
 }
 
 /* Length of the character that `lead` begins; 0 if no character begins so. */
@@ -157,7 +157,7 @@ static const uint8_t *id_text(const struct detok_table *table, const struct deto
     return text + offsets[0];
 }
 
-static uint8_t *say_id(const struct detok_table *table, struct detok_state *state, int32_t id, uint8_t *out) {
+uint8_t *detok_say_id(const struct detok_table *table, struct detok_state *state, int32_t id, uint8_t *out) {
     uint8_t flags = id_flags(table, id);
     if (left_out(state, flags)) {
         if (!(flags & DETOK_ID_KNOWN) && state->unknown_ids < UINT32_MAX)
@@ -180,6 +180,10 @@ static uint8_t *say_id(const struct detok_table *table, struct detok_state *stat
 
 static int is_whole(const uint8_t *p, const uint8_t *end) {
     while (p < end) {
+        if (*p < 0x80) { /* nearly all of most vocabularies */
+            p++;
+            continue;
+        }
         unsigned wanted = character_length(*p);
         if (wanted == 0 || subpart_length(p, (size_t)(end - p), wanted) != wanted)
             return 0;
@@ -268,22 +272,25 @@ void detok_open(const struct detok_table *table, struct detok_state *state, int 
     keep_incomplete(state);
 }
 
+uint64_t detok_id_bound(const struct detok_table *table, int32_t id) {
+    uint8_t flags = id_flags(table, id);
+    if (!(flags & DETOK_ID_KNOWN))
+        return 0;
+    const uint32_t *offsets = table->text_offsets + (uint32_t)id;
+    uint64_t length = offsets[1] - offsets[0];
+    if (table->first_text != NULL) {
+        const uint32_t *first_offsets = table->first_offsets + (uint32_t)id;
+        uint64_t first_length = first_offsets[1] - first_offsets[0];
+        if (first_length > length)
+            length = first_length;
+    }
+    return DETOK_REPLACEMENT_LENGTH + (flags & DETOK_ID_WHOLE ? length : DETOK_REPLACEMENT_LENGTH * length);
+}
+
 uint64_t detok_decode_bound(const struct detok_table *table, const int32_t *token_ids, size_t token_count) {
     uint64_t bound = 0;
-    for (size_t i = 0; i < token_count; i++) {
-        uint8_t flags = id_flags(table, token_ids[i]);
-        if (!(flags & DETOK_ID_KNOWN))
-            continue;
-        const uint32_t *offsets = table->text_offsets + (uint32_t)token_ids[i];
-        uint64_t length = offsets[1] - offsets[0];
-        if (table->first_text != NULL) {
-            const uint32_t *first_offsets = table->first_offsets + (uint32_t)token_ids[i];
-            uint64_t first_length = first_offsets[1] - first_offsets[0];
-            if (first_length > length)
-                length = first_length;
-        }
-        bound += REPLACEMENT_LENGTH + (flags & DETOK_ID_WHOLE ? length : REPLACEMENT_LENGTH * length);
-    }
+    for (size_t i = 0; i < token_count; i++)
+        bound += detok_id_bound(table, token_ids[i]);
     return bound;
 }
 
@@ -312,8 +319,24 @@ int64_t detok_decode(const struct detok_table *table, struct detok_state *states
         struct detok_state *state = &states[slots[row]];
         uint8_t *start = end;
         for (uint32_t i = 0; i < counts[row]; i++)
-            end = say_id(table, state, *token_ids++, end);
+            end = detok_say_id(table, state, *token_ids++, end);
         lengths[row] = (uint32_t)(end - start);
+    }
+    return end - out;
+}
+
+int64_t detok_decode_each(const struct detok_table *table, const int32_t *token_ids, size_t token_count,
+                          uint8_t *out, size_t capacity, uint32_t *lengths) {
+    uint64_t bound = detok_decode_bound(table, token_ids, token_count);
+    if (bound > capacity || bound > UINT32_MAX)
+        return -ENOBUFS;
+    uint8_t *end = out;
+    for (size_t i = 0; i < token_count; i++) {
+        struct detok_state alone = {.flags = DETOK_OPEN};
+        uint8_t *start = end;
+        end = detok_say_id(table, &alone, token_ids[i], end);
+        end += detok_finish(&alone, end); /* the bound counts three bytes an id for it */
+        lengths[i] = (uint32_t)(end - start);
     }
     return end - out;
 }
@@ -322,7 +345,7 @@ size_t detok_finish(struct detok_state *state, uint8_t out[3]) {
     size_t length = 0;
     if (state->pending_length > 0 && !(state->flags & DETOK_PROMPT_BYTES)) {
         say_replacement(out);
-        length = REPLACEMENT_LENGTH;
+        length = DETOK_REPLACEMENT_LENGTH;
     }
     state->pending_length = 0;
     state->flags &= (uint8_t)~DETOK_PROMPT_BYTES;

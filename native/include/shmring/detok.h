@@ -104,6 +104,12 @@ int64_t detok_decode(const struct detok_table *table, struct detok_state *states
                      const int32_t *token_ids, size_t token_count, uint8_t *out, size_t capacity,
                      uint32_t *lengths);
 
+/* What each of the ids adds in the midst of a text, by itself and special tokens shown: for texts
+ * beside log probabilities. Back to back in `out`, lengths[i] bytes each; broken characters are
+ * U+FFFD, unknown ids nothing. Returns the bytes written, or -ENOBUFS as detok_decode. */
+int64_t detok_decode_each(const struct detok_table *table, const int32_t *token_ids, size_t token_count,
+                          uint8_t *out, size_t capacity, uint32_t *lengths);
+
 /* Writes what is held of an incomplete character, U+FFFD or nothing, and forgets it.
  * Returns the bytes written to `out`: 0 or 3. The state stays open. */
 size_t detok_finish(struct detok_state *state, uint8_t out[3]);
