@@ -1,7 +1,7 @@
 import numpy as np
 from setuptools import Extension, setup
 
-CORE = [f"native/src/{name}.c" for name in ("end", "producer", "consumer", "park", "segment", "frame")]
+CORE = [f"native/src/{name}.c" for name in ("end", "producer", "consumer", "park", "segment", "guard", "frame")]
 
 setup(
     cffi_modules=["native/native_build.py:ffibuilder", "native/detok_build.py:ffibuilder"],

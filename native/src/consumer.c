@@ -77,6 +77,11 @@ int shr_next(shr_consumer *c, shr_record *record) {
             if (answer == SHR_NOT_NOW) {
                 return answer;
             }
+            if (answer == SHR_CORRUPT) {
+                c->bad_position = c->head;
+                c->bad_value = c->header->magic;
+                return answer;
+            }
             /* [S5] the last record may have come between the two looks */
             int again = read_tail(c, memory_order_acquire);
             if (again < 0 || c->read == c->tail_seen) {

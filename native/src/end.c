@@ -17,6 +17,9 @@ void shr_end_attach(struct shr_end_state *end, uint32_t pid) {
 
 int shr_end_worth_waiting(const struct shr_header *header, const struct shr_end_state *peer, int fd, int role,
                           uint32_t takeover, uint64_t *checked_ns) {
+    if (header->magic != SHR_MAGIC) {
+        return SHR_CORRUPT; /* zeros: it was truncated under us, and nobody will ever come (guard.h) */
+    }
     /* [S5] acquire, pairs with the store in close: the caller looks at the position once more */
     uint32_t state = atomic_load_explicit(&peer->state, memory_order_acquire);
     if (state == SHR_END_CLOSED && !takeover) {

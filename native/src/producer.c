@@ -91,6 +91,11 @@ int shr_claim(shr_producer *p, uint64_t length, uint8_t **payload) {
             if (answer == SHR_NOT_NOW) {
                 return answer;
             }
+            if (answer == SHR_CORRUPT) {
+                p->bad_position = p->tail;
+                p->bad_value = p->header->magic;
+                return answer;
+            }
             /* it may have freed everything just before it went */
             int again = read_head(p, memory_order_acquire);
             if (again < 0 || !room_for(p, record)) {

@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 
 #include "end.h"
+#include "guard.h"
 
 void *shr_map(int fd, uint64_t capacity, int writable, int doubled, int *error) {
     size_t once = SHR_HEADER_LENGTH + (size_t)capacity;
@@ -26,17 +27,24 @@ void *shr_map(int fd, uint64_t capacity, int writable, int doubled, int *error) 
         return NULL;
     }
     *error = 0;
+    shr_guard_add(base, whole, writable);
     return base;
 }
 
 void shr_unmap(void *base, uint64_t capacity, int doubled) {
+    shr_guard_remove(base);
     munmap(base, SHR_HEADER_LENGTH + (size_t)capacity * (doubled ? 2 : 1));
 }
 
 void *shr_map_header(int fd, int *error) {
     void *base = mmap(NULL, SHR_HEADER_LENGTH, PROT_READ, MAP_SHARED, fd, 0);
-    *error = base == MAP_FAILED ? -errno : 0;
-    return base == MAP_FAILED ? NULL : base;
+    if (base == MAP_FAILED) {
+        *error = -errno;
+        return NULL;
+    }
+    *error = 0;
+    shr_guard_add(base, SHR_HEADER_LENGTH, 0);
+    return base;
 }
 
 void shr_header_init(struct shr_header *header, uint32_t kind, uint64_t capacity, uint64_t segment_id,

@@ -10,7 +10,7 @@ cd "$(dirname "$0")/../.."
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 CC=${CC:-gcc}
-core="end producer consumer park segment frame"
+core="end producer consumer park segment guard frame"
 flags="-std=gnu11 -D_GNU_SOURCE -g -O2 -Wall -Wextra -Wconversion -Werror -pthread -Inative/include"
 
 # build NAME MAIN FOLDER_OF_SOURCES FLAGS...

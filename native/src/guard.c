@@ -1,0 +1,95 @@
+/* Catches SIGBUS in mappings whose object was truncated; systemd's journal does likewise. */
+#include "guard.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <sys/mman.h>
+
+#define MAPPINGS_MAX 1024 /* a search through all of them happens once, when the worst has happened */
+
+static struct mapping {
+    _Atomic uintptr_t start; /* 0: free. 1: being filled in */
+    _Atomic size_t length;
+    _Atomic int writable;
+} mappings[MAPPINGS_MAX];
+
+static struct sigaction previous;
+
+/* 1 if the address was in a mapping of ours, which is all zeros now. Only what a handler may call. */
+static int replace(uintptr_t address) {
+    for (int i = 0; i < MAPPINGS_MAX; i++) {
+        struct mapping *m = &mappings[i];
+        /* acquire, pairs with shr_guard_add: the facts are there */
+        uintptr_t start = atomic_load_explicit(&m->start, memory_order_acquire);
+        size_t length = atomic_load_explicit(&m->length, memory_order_relaxed);
+        if (start > 1 && address >= start && address - start < length) {
+            int protection =
+                atomic_load_explicit(&m->writable, memory_order_relaxed) ? PROT_READ | PROT_WRITE : PROT_READ;
+            return mmap((void *)start, length, protection,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) != MAP_FAILED;
+        }
+    }
+    return 0;
+}
+
+static void on_sigbus(int number, siginfo_t *info, void *context) {
+    int saved = errno;
+    if (info->si_code == BUS_ADRERR && replace((uintptr_t)info->si_addr)) {
+        errno = saved;
+        return; /* to the same instruction, which finds memory now */
+    }
+    errno = saved;
+    if (previous.sa_flags & SA_SIGINFO) {
+        previous.sa_sigaction(number, info, context);
+    } else if (previous.sa_handler == SIG_DFL || previous.sa_handler == SIG_IGN) {
+        /* not ours: the same instruction, or the signal again, meets what stood here before us */
+        sigaction(SIGBUS, &previous, NULL);
+        if (info->si_code <= 0) {
+            raise(number);
+        }
+    } else {
+        previous.sa_handler(number);
+    }
+}
+
+/* Once in a process, and never on top of a handler that came later: that one would hand the signal
+ * down to us, and we to it. */
+static void install(void) {
+    static atomic_flag done = ATOMIC_FLAG_INIT;
+    if (atomic_flag_test_and_set(&done)) {
+        return;
+    }
+    struct sigaction ours;
+    sigemptyset(&ours.sa_mask);
+    ours.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART;
+    ours.sa_sigaction = on_sigbus;
+    sigaction(SIGBUS, NULL, &previous); /* first, so that the handler never sees it half written */
+    sigaction(SIGBUS, &ours, NULL);
+}
+
+void shr_guard_add(void *base, size_t length, int writable) {
+    install();
+    for (int i = 0; i < MAPPINGS_MAX; i++) {
+        struct mapping *m = &mappings[i];
+        uintptr_t free_slot = 0;
+        if (atomic_compare_exchange_strong_explicit(&m->start, &free_slot, 1, memory_order_acquire,
+                                                    memory_order_relaxed)) {
+            atomic_store_explicit(&m->length, length, memory_order_relaxed);
+            atomic_store_explicit(&m->writable, writable, memory_order_relaxed);
+            /* release, pairs with replace() */
+            atomic_store_explicit(&m->start, (uintptr_t)base, memory_order_release);
+            return;
+        }
+    }
+}
+
+void shr_guard_remove(const void *base) {
+    for (int i = 0; i < MAPPINGS_MAX; i++) {
+        if (atomic_load_explicit(&mappings[i].start, memory_order_relaxed) == (uintptr_t)base) {
+            atomic_store_explicit(&mappings[i].start, 0, memory_order_release);
+            return;
+        }
+    }
+}
