@@ -21,6 +21,8 @@ from shmring import SegmentNotFoundError
 if TYPE_CHECKING:
     import argparse
 
+    from manager.deployment import Manifest
+
 _SILENT_WAIT_S = 0.5
 
 
@@ -74,8 +76,8 @@ def _stop_on_signals(*, supervised: bool) -> threading.Event:
     return stop
 
 
-def _await_deployment(options: argparse.Namespace, stop: threading.Event) -> bool:
-    """Wait for the manifest, and say so if it takes a while. False: told to stop meanwhile.
+def _await_deployment(options: argparse.Namespace, stop: threading.Event) -> Manifest | None:
+    """Wait for the manifest, and say so if it takes a while. None: told to stop meanwhile.
 
     Raises SegmentNotFoundError when the time given is over.
     """
@@ -84,7 +86,7 @@ def _await_deployment(options: argparse.Namespace, stop: threading.Event) -> boo
     while not stop.is_set():
         left_s = _SILENT_WAIT_S if deadline is None else max(0.0, deadline - time.monotonic())
         try:
-            read_manifest(options.name, min(_SILENT_WAIT_S, left_s))
+            return read_manifest(options.name, min(_SILENT_WAIT_S, left_s))
         except (SegmentNotFoundError, DeploymentEndedError):
             # by the clock: a dead manager's leftover is found at once, and waited for all the same
             if deadline is not None and time.monotonic() >= deadline:
@@ -93,20 +95,20 @@ def _await_deployment(options: argparse.Namespace, stop: threading.Event) -> boo
                 print(f"waiting for a manager of the deployment: name={options.name}", file=sys.stderr)
                 is_told = True
             stop.wait(0.02)
-        else:
-            return True
-    return False
+    return None
 
 
 def _run_scheduler(options: argparse.Namespace) -> int:
     _pin(options)
     stop = _stop_on_signals(supervised=options.supervised)
-    if not _await_deployment(options, stop):
+    manifest = _await_deployment(options, stop)
+    if manifest is None:
         return 0
+    # before it attaches: whoever sees a scheduler may send it requests
     randomness = random.Random(options.seed)  # noqa: S311 - it draws words
+    engine = make_engine(options.engine, manifest, randomness=randomness, chunk=options.chunk)
     continues_prompt = CONTINUES_PROMPT[options.engine]
     with SchedulerPort.attach(options.name, timeout_s=1.0, continues_prompt=continues_prompt) as port:
-        engine = make_engine(options.engine, port, randomness=randomness, chunk=options.chunk)
         try:
             run_engine(engine, port, should_stop=stop.is_set)
         except DeploymentEndedError as error:
@@ -118,7 +120,7 @@ def _run_scheduler(options: argparse.Namespace) -> int:
 def _run_worker(options: argparse.Namespace) -> int:
     _pin(options)
     stop = _stop_on_signals(supervised=options.supervised)
-    if not _await_deployment(options, stop):
+    if _await_deployment(options, stop) is None:
         return 0
     ended_well = run_worker(options.name, options.shard, timeout_s=1.0, should_stop=stop.is_set)
     return 0 if ended_well else 1

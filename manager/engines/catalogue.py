@@ -11,32 +11,31 @@ if TYPE_CHECKING:
     import random
 
     from manager.engines.engine import Engine
-    from manager.engines.port import Port
+    from manager.engines.port import ModelFacts
 
 ENGINE_NAMES = ("echo", "ngram")
 # Does the output go on where the prompt ended? An echo's starts a text of its own: decoded as going
-# on, its first word would keep the space that some tokenizers put before a word. Asked when the
-# port is attached, so before there is an engine.
+# on, its first word would keep the space that some tokenizers put before a word.
 CONTINUES_PROMPT = {"echo": False, "ngram": True}
 
 
-def make_engine(name: str, port: Port, *, randomness: random.Random, chunk: int = 1) -> Engine:
-    """Make an engine that fits the deployment behind a port.
+def make_engine(name: str, facts: ModelFacts, *, randomness: random.Random, chunk: int = 1) -> Engine:
+    """Make an engine that fits a deployment; a scheduler port and a manifest both have the facts.
 
     `chunk` is for the echo: tokens of each request a step. `randomness` gives seeds to requests
     that bring none. Raises `ConfigError` for an unknown name and for a deployment that the engine
     cannot serve.
     """
     if name == "echo":
-        return EchoEngine(context_length=port.context_length, chunk=chunk)
+        return EchoEngine(context_length=facts.context_length, chunk=chunk)
     if name == "ngram":
         # Here, so that an echo starts without a tokenizer library.
         from manager.engines.ngram_engine import NGramEngine  # noqa: PLC0415
 
         return NGramEngine(
-            vocab_size=port.vocab_size,
-            context_length=port.context_length,
-            eos_token_ids=port.eos_token_ids,
+            vocab_size=facts.vocab_size,
+            context_length=facts.context_length,
+            eos_token_ids=facts.eos_token_ids,
             randomness=randomness,
         )
     raise ConfigError(f"no such engine: name={name}, known={', '.join(ENGINE_NAMES)}", setting="engine")

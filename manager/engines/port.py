@@ -84,6 +84,25 @@ class Control(Protocol):
         ...
 
 
+class ModelFacts(Protocol):
+    """What an engine must know of the deployment it is made for."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids of the deployment's tokenizer."""
+        ...
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of prompt and output together."""
+        ...
+
+    @property
+    def eos_token_ids(self) -> Sequence[int]:
+        """Ids that end a text."""
+        ...
+
+
 class Port(Protocol):
     """The scheduler's end of a deployment."""
 
