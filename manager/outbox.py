@@ -12,7 +12,6 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import msgspec
 import numpy as np
 
 import shmring
@@ -142,8 +141,9 @@ class Outbox:
             ],
             messages.OUTPUT_DTYPE,
         )
-        stops = dispatch.sampling.stop_strs
-        stop_lengths, stop_bytes = messages.pack_bytes([msgspec.msgpack.encode(stops) if stops else b""])
+        sampling = dispatch.sampling
+        stops = messages.pack_stops(sampling.stop_strs, sampling.stop_regex_strs)
+        stop_lengths, stop_bytes = messages.pack_bytes([stops])
         return _push(
             messages.REGISTER,
             self._registers[shard],

@@ -237,8 +237,6 @@ class TokenizerManager:
         for field in ("return_logprob", "return_hidden_states"):
             if getattr(single, field):
                 raise ValidationError(f"{field} is not served by this deployment", field=field)
-        if single.sampling.stop_regex:
-            raise ValidationError("stop_regex is not served by this deployment", field="stop_regex")
         self.limits.validate(single)
         stream.move(Event.VALIDATED)
         stream.move(Event.NEEDS_NORMALIZE)
@@ -418,6 +416,8 @@ class TokenizerManager:
             self._forget(stream)
             status = reason.abort_status()
             if status is not None:
+                if text or token_ids:
+                    stream.add(text, token_ids, completion_count, None)
                 stream.fail(_error_of_status(*status))
                 return
         stream.add(text, token_ids, completion_count, reason)
