@@ -7,6 +7,32 @@
 #include "end.h"
 #include "shmring/park.h"
 
+/* A consumer that died while it overwrote what it released has left no records there: they count as
+ * released. Relaxed: only holders of the role use these words, one after the other. */
+static void finish_poisoning(shr_consumer *c, uint64_t tail) {
+    struct shr_end_state *end = &c->header->consumer;
+    if (atomic_load_explicit(&end->poisoning, memory_order_relaxed) == 0) {
+        return;
+    }
+    uint64_t to = atomic_load_explicit(&end->poisoned_to, memory_order_relaxed);
+    if (to - c->head <= tail - c->head && to % SHR_RECORD_ALIGNMENT == 0) {
+        c->head = c->read = c->tail_seen = to;
+        /* [S2] release, as in shr_release */
+        atomic_store_explicit(&c->header->head, to, memory_order_release);
+    }
+    atomic_store_explicit(&end->poisoning, 0, memory_order_relaxed);
+}
+
+/* Overwrite what is about to be released. Before head moves, or it would hit the producer's next
+ * records; and a successor must know of it if we are killed in between. */
+static void poison(shr_consumer *c) {
+    struct shr_end_state *end = &c->header->consumer;
+    atomic_store_explicit(&end->poisoned_to, c->read, memory_order_relaxed);
+    atomic_store_explicit(&end->poisoning, 1, memory_order_release);
+    atomic_signal_fence(memory_order_seq_cst); /* in program order: a kill cuts it anywhere */
+    memset(c->data + (c->head & c->mask), 0xDB, c->read - c->head);
+}
+
 int shr_consumer_init(shr_consumer *c, struct shr_header *header, uint64_t capacity, int32_t lock_fd,
                       uint32_t pid) {
     memset(c, 0, sizeof *c);
@@ -26,6 +52,7 @@ int shr_consumer_init(shr_consumer *c, struct shr_header *header, uint64_t capac
         c->bad_value = tail;
         return SHR_CORRUPT;
     }
+    finish_poisoning(c, tail);
     c->usable = 1;
     atomic_store_explicit(&header->consumer_statistics.waiting_since_ns, 0, memory_order_relaxed);
     shr_end_attach(&header->consumer, pid);
@@ -130,7 +157,7 @@ int shr_release(shr_consumer *c) {
     struct shr_end_statistics *s = &c->header->consumer_statistics;
     uint64_t length = c->read - c->head;
     if (c->poison) {
-        memset(c->data + (c->head & c->mask), 0xDB, length);
+        poison(c);
     }
     shr_count(&s->records, c->read_records);
     shr_count(&s->bytes, length);
@@ -141,6 +168,9 @@ int shr_release(shr_consumer *c) {
      * may overwrite bytes whose reading is not done.
      * [S3] seq_cst, store head then load producer_parked; mirrors shr_publish. */
     atomic_store_explicit(&c->header->head, c->read, memory_order_seq_cst);
+    if (c->poison) {
+        atomic_store_explicit(&c->header->consumer.poisoning, 0, memory_order_relaxed);
+    }
     c->head = c->read;
     c->read_records = 0;
     c->releases += 1;

@@ -1,8 +1,9 @@
 #!/bin/sh
 # The C core under sanitizers and a litmus test, without Python. Under a minute in all.
 #
-#     native/tests/run.sh [tsan|asan|litmus|mutants]...      (default: all of them)
+#     native/tests/run.sh [tsan|asan|litmus|mutants|deaths]...      (default: all of them)
 #
+# `deaths` looks at what a kill would leave behind after each single instruction of each operation.
 # `mutants` breaks one memory order at a time and expects tsan or the litmus to find it: what proves
 # that the other three would find such a mistake.
 set -eu
@@ -41,6 +42,11 @@ asan() {
 litmus() {
     build litmus litmus native/src
     "$out/litmus" 1000000
+}
+
+deaths() {
+    build deaths any_instruction native/src
+    "$out/deaths"
 }
 
 # mutate NAME FILE FROM TO: a copy of the sources with one order weakened
@@ -92,6 +98,6 @@ mutants() {
     found "S3 with release and acquire only" "$out/mutant" 1000000
 }
 
-for target in ${*:-tsan asan litmus mutants}; do
+for target in ${*:-tsan asan litmus mutants deaths}; do
     "$target"
 done

@@ -58,10 +58,11 @@
 
 struct shr_end_state {
     _Atomic uint32_t state;
-    _Atomic uint32_t generation; /* attaches so far */
-    _Atomic uint32_t pid;        /* for people to read; never trusted, never signalled */
-    uint32_t reserved;
+    _Atomic uint32_t generation;  /* attaches so far */
+    _Atomic uint32_t pid;         /* for people to read; never trusted, never signalled */
+    _Atomic uint32_t poisoning;   /* consumer: 1 while released bytes are overwritten */
     _Atomic uint64_t attached_ns; /* CLOCK_REALTIME */
+    _Atomic uint64_t poisoned_to; /* consumer, while `poisoning`: where that ends */
 };
 
 struct shr_end_statistics {

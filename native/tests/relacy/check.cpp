@@ -40,12 +40,13 @@ struct ring {
     void zero() {
         shr_header &h = shared->header;
         for (auto *word : {&h.ready, &h.retired, &h.producer.state, &h.producer.generation, &h.producer.pid,
-                           &h.consumer.state, &h.consumer.generation, &h.consumer.pid, &h.producer_parked,
-                           &h.consumer_parked}) {
+                           &h.producer.poisoning, &h.consumer.poisoning, &h.consumer.state,
+                           &h.consumer.generation, &h.consumer.pid, &h.producer_parked, &h.consumer_parked}) {
             word->store(0, rl::mo_relaxed, $);
         }
-        h.tail.store(0, rl::mo_relaxed, $);
-        h.head.store(0, rl::mo_relaxed, $);
+        for (auto *word : {&h.tail, &h.head, &h.producer.poisoned_to, &h.consumer.poisoned_to}) {
+            word->store(0, rl::mo_relaxed, $);
+        }
     }
     void make(uint64_t start_position) {
         zero();
@@ -463,6 +464,7 @@ struct spare {
     {"shr_producer_init", "&header->tail", "taking the role's lock orders it behind the last producer"},
     {"shr_consumer_init", "&header->head", "taking the role's lock orders it behind the last consumer"},
     {"shr_consumer_init", "&header->tail", "only checked: the first look at a record reads it again"},
+    {"poison", "poisoning", "for the next consumer only, and the role's lock orders that one behind"},
     {"", "sample_position", "statistics are not part of the model"},
     {"shr_wake", "parked", "the kernel compares the word under its lock; a second wake would be harmless"},
     {"look", "bell->rung", "shr_bell_answer acquires as well"},

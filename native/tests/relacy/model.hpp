@@ -284,6 +284,7 @@ inline int model_fcntl(int fd, int command, struct flock *lock) {
 inline void shr_guard_add(void *, size_t, int) {}
 inline void shr_guard_remove(const void *) {}
 
+#define atomic_signal_fence(order) ((void)0)
 #define memcpy model_copy
 #define memset model_set
 #define syscall model_syscall
