@@ -316,30 +316,31 @@ class TokenizerManager:
 
     async def _merged(self, streams: list[RequestStream]) -> AsyncGenerator[GenerateOutput, None]:
         """The outputs of several requests as they come, each request's in order."""
-        iterators = [self._outputs_or_error(stream) for stream in streams]
-        nexts = {asyncio.ensure_future(anext(iterator)): iterator for iterator in iterators}
-        try:
-            while nexts:
-                done, _ = await asyncio.wait(nexts, return_when=asyncio.FIRST_COMPLETED)
-                for future in done:
-                    iterator = nexts.pop(future)
-                    try:
-                        output = future.result()
-                    except StopAsyncIteration:
-                        continue
-                    yield output
-                    nexts[asyncio.ensure_future(anext(iterator))] = iterator
-        finally:
-            for future in nexts:
-                future.cancel()
-            await asyncio.gather(*nexts, return_exceptions=True)
+        # room for one: what a slow reader leaves is merged in its stream, and piles up nowhere else;
+        # a wait over all of them for each piece would cost a batch of n requests n * n
+        pieces: asyncio.Queue[GenerateOutput | None] = asyncio.Queue(1)
 
-    async def _outputs_or_error(self, stream: RequestStream) -> AsyncGenerator[GenerateOutput, None]:
+        async def feed(stream: RequestStream) -> None:
+            try:
+                async for output in self._outputs(stream):
+                    await pieces.put(output)
+            except ManagerError as error:
+                await pieces.put(error_output(stream, error))
+            await pieces.put(None)
+
+        feeders = [asyncio.create_task(feed(stream)) for stream in streams]
+        left = len(feeders)
         try:
-            async for output in self._outputs(stream):
-                yield output
-        except ManagerError as error:
-            yield error_output(stream, error)
+            while left:
+                output = await pieces.get()
+                if output is None:
+                    left -= 1
+                else:
+                    yield output
+        finally:
+            for feeder in feeders:
+                feeder.cancel()
+            await asyncio.gather(*feeders, return_exceptions=True)
 
     async def ask_scheduler(self, payload: bytes, timeout_s: float = 5.0) -> bytes:
         """Put a question to the scheduler and wait for its answer; both are the scheduler's own language.
