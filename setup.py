@@ -13,12 +13,26 @@ setup(
                 "native/python/producer_core.c",
                 "native/python/consumer_core.c",
                 "native/python/frame_layout.c",
+                "native/python/frame_view.c",
                 *CORE,
             ],
             include_dirs=["native/include", "native/python", np.get_include()],
             define_macros=[("_GNU_SOURCE", "1")],
             # 3: the checks of a frame add up its counts, which is worth vectorising
             extra_compile_args=["-std=c11", "-O3", "-fvisibility=hidden"],
-        )
+        ),
+        Extension(
+            "manager._egress",
+            sources=[
+                "native/python/egress.c",
+                "native/python/running_batch.c",
+                "native/python/running_rows.c",
+                "native/src/deal.c",
+                *CORE,
+            ],
+            include_dirs=["native/include", "native/python", np.get_include()],
+            define_macros=[("_GNU_SOURCE", "1")],
+            extra_compile_args=["-std=c11", "-O3", "-fvisibility=hidden"],
+        ),
     ],
 )

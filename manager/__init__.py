@@ -22,6 +22,7 @@ from manager.errors import (
 )
 from manager.finish import FinishCode, FinishReason
 from manager.request import GenerateRequest
+from manager.running_batch import Finished, RowOrder, RunningBatch
 from manager.sampling import SAMPLING_DTYPE, SamplingParams, decode_extras
 from manager.scheduler_port import Arrivals, Control, SchedulerPort
 
@@ -48,12 +49,15 @@ __all__ = [
     "DisconnectedError",
     "FinishCode",
     "FinishReason",
+    "Finished",
     "GenerateOutput",
     "GenerateRequest",
     "InternalError",
     "ManagerError",
     "PartLostError",
     "QueueFullError",
+    "RowOrder",
+    "RunningBatch",
     "SamplingParams",
     "SchedulerPort",
     "Settings",

@@ -22,10 +22,13 @@ import numpy as np
 
 import shmring
 from manager import messages
+from manager._egress import Dealer
+from manager.columns import column
 from manager.deployment import Manifest, egress_name, ingress_name, read_manifest, remove_leftovers
 from manager.errors import DeploymentEndedError
 from manager.finish import FinishCode
 from manager.ids import shard_of, shards_of
+from manager.running_batch import RowOrder, RunningBatch
 from manager.sampling import SAMPLING_DTYPE
 from shmring import Consumer, PeerState, Producer, WaitPolicy
 
@@ -103,6 +106,13 @@ class SchedulerPort:
         self._ingress = ingress
         self._egress = tuple(egress)
         self._batch_flags = 0 if continues_prompt else int(messages.BatchFlag.FRESH_TEXT)
+        self._dealer = Dealer(
+            self._egress,
+            tuple(producer.address for producer in self._egress),
+            messages.BATCH.fingerprint,
+            messages.BATCH.record_type,
+            self._batch_flags,
+        )
 
     @classmethod
     def attach(
@@ -225,53 +235,57 @@ class SchedulerPort:
         converted, and refused (ValueError) if that would change a value. A stop token is part of
         token_ids: the worker trims it. Raises TimeoutError, DeploymentEndedError.
         """
-        ids = _column("request_ids", request_ids, np.uint64)
-        counts = _column("token_counts", token_counts, np.uint32)
-        tokens = _column("token_ids", token_ids, np.int32)
-        codes = (
-            np.zeros(len(ids), np.uint8)
-            if finish_codes is None
-            else _column("finish_codes", finish_codes, np.uint8)
-        )
-        values = None if finish_values is None else _column("finish_values", finish_values, np.int64)
-        if not len(ids) == len(counts) == len(codes) or (values is not None and len(values) != len(ids)):
-            raise ValueError(
-                f"columns differ in length: request_ids={len(ids)}, token_counts={len(counts)}, "
-                f"finish_codes={len(codes)}, finish_values={None if values is None else len(values)}"
-            )
-        total = int(counts.sum(dtype=np.int64))
-        if total != len(tokens):
-            raise ValueError(f"token_ids and token_counts disagree: token_ids={len(tokens)}, sum={total}")
-        if finish_details is not None and len(finish_details) != len(ids):
-            raise ValueError(
-                f"columns differ in length: request_ids={len(ids)}, finish_details={len(finish_details)}"
-            )
-        if len(ids) == 0:
-            return
-        if self.shards == 1:
-            self._push_part(0, ids, counts, tokens, codes, values, finish_details, timeout_s)
-            return
+        ids = column("request_ids", request_ids, np.uint64)
+        counts = column("token_counts", token_counts, np.uint32)
+        tokens = column("token_ids", token_ids, np.int32)
+        codes = None if finish_codes is None else column("finish_codes", finish_codes, np.uint8)
+        values = None if finish_values is None else column("finish_values", finish_values, np.int64)
+        if finish_details is None:
+            left = self._dealer.deal(ids, counts, tokens, codes, values)
+            if left is None:
+                return
+        else:
+            _check_lengths(ids, counts, tokens, codes, values, finish_details)
+            left = list(range(self.shards))
+        self._push_left(left, ids, counts, tokens, codes, values, finish_details, timeout_s)
+
+    def _push_left(
+        self,
+        left: list[int],
+        ids: NDArray[np.uint64],
+        counts: NDArray[np.uint32],
+        tokens: NDArray[np.int32],
+        codes: NDArray[np.uint8] | None,
+        values: NDArray[np.int64] | None,
+        details: Sequence[bytes] | None,
+        timeout_s: float | None,
+    ) -> None:
+        """Give these shards their rows one after the other: those that have to be waited for, or cut."""
+        if codes is None:
+            codes = np.zeros(len(ids), np.uint8)
         shards = shards_of(ids, self.shards)
-        rows_of_tokens = shards if total == len(ids) and (counts == 1).all() else np.repeat(shards, counts)
-        for shard in range(self.shards):
+        shards_of_tokens = np.repeat(shards, counts)
+        for shard in left:
             mine = shards == shard
             if not mine.any():
                 continue
-            details = (
-                None
-                if finish_details is None
-                else [finish_details[row] for row in np.flatnonzero(mine).tolist()]
-            )
             self._push_part(
                 shard,
                 ids[mine],
                 counts[mine],
-                tokens[rows_of_tokens == shard],
+                tokens[shards_of_tokens == shard],
                 codes[mine],
                 None if values is None else values[mine],
-                details,
+                None if details is None else [details[row] for row in np.flatnonzero(mine).tolist()],
                 timeout_s,
             )
+
+    def running_batch(self, order: RowOrder = RowOrder.SWAP_LAST) -> RunningBatch:
+        """Make a batch that keeps its requests from step to step; see `manager.running_batch`.
+
+        `order`: what the engine does with its own rows when a request leaves.
+        """
+        return RunningBatch(self._dealer, self.shards, order, self._push_part)
 
     def _push_part(
         self,
@@ -400,21 +414,28 @@ def _await_manifest(name: str, timeout_s: float | None) -> Manifest:
         time.sleep(0.02)
 
 
-def _column(name: str, values: npt.ArrayLike, dtype: type[Any]) -> NDArray[Any]:
-    """`values` as a C-contiguous (n,) array of `dtype`; the very array if it is one already."""
-    array = np.asarray(values)
-    if array.ndim != 1:
-        raise ValueError(f"column is not flat: column={name}, shape={array.shape}")
-    if array.dtype != dtype:
-        if array.size and array.dtype.kind not in "iu":
-            raise ValueError(f"column holds no integers: column={name}, dtype={array.dtype}")
-        if array.size and (int(array.min()) < np.iinfo(dtype).min or int(array.max()) > np.iinfo(dtype).max):
-            raise ValueError(
-                f"column has a value that does not fit: column={name}, dtype={np.dtype(dtype).name}, "
-                f"min={array.min()}, max={array.max()}"
-            )
-        array = array.astype(dtype)
-    return np.ascontiguousarray(array)
+def _check_lengths(
+    ids: NDArray[np.uint64],
+    counts: NDArray[np.uint32],
+    tokens: NDArray[np.int32],
+    codes: NDArray[np.uint8] | None,
+    values: NDArray[np.int64] | None,
+    details: Sequence[bytes],
+) -> None:
+    lengths = {
+        "request_ids": len(ids),
+        "token_counts": len(counts),
+        "finish_codes": len(ids) if codes is None else len(codes),
+        "finish_values": len(ids) if values is None else len(values),
+        "finish_details": len(details),
+    }
+    if len(set(lengths.values())) > 1:
+        raise ValueError(
+            "columns differ in length: " + ", ".join(f"{name}={n}" for name, n in lengths.items())
+        )
+    total = int(counts.sum(dtype=np.int64))
+    if total != len(tokens):
+        raise ValueError(f"token_ids and token_counts disagree: token_ids={len(tokens)}, sum={total}")
 
 
 def _arrivals(frames: list[shmring.Frame], aborts: list[int], controls: list[Control]) -> Arrivals:

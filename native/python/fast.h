@@ -89,7 +89,8 @@ Window *fast_window(PyObject *keep, uint8_t *start, uint64_t length, int readonl
 
 /* push_frame(layout, rows, columns, publish=True, flags=0) */
 PyObject *fast_push_frame(ProducerCore *self, PyObject *const *args, Py_ssize_t nargs);
-/* Set up what frames need of numpy; 0, or -1 with an exception. */
-int fast_frame_init(void);
+/* Set up numpy's C interface, once for each file that uses it; 0, or -1 with an exception. */
+int fast_layout_init(void);
+int fast_view_init(void);
 
 #endif

@@ -1,0 +1,209 @@
+"""The requests that a scheduler runs, kept from step to step as the columns that a step sends.
+
+    running = port.running_batch()
+    running.extend(arrivals.request_ids)             # rows n, n + 1, ... of the engine's batch
+    running.step(token_ids)                          # one new id a row, wherever they lie
+    running.step(token_ids, [Finished(3, FinishCode.LENGTH, 128)])
+    running.remove(request_id)                       # aborted
+
+A row is a request's place in the engine's own batch. Nothing is collected from request objects: a
+step hands over the ids that the engine has computed, in that order, and who has finished. Rows of
+requests that end are filled again as `RowOrder` says, so the engine does the same with its own
+columns. Ids, shards and places are kept in C; what a request costs when it comes or goes does not
+depend on how many run. Used by the port's thread.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
+
+from manager._egress import RunningCore
+from manager.columns import column
+from manager.finish import FinishCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy.typing as npt
+    from numpy.typing import NDArray
+
+    from manager._egress import Dealer
+
+
+class RowOrder(enum.Enum):
+    """What happens to the rows of others when a request leaves the batch."""
+
+    SWAP_LAST = "swap last"
+    """The last row moves into the gap; of several gaps, into the highest first."""
+    CLOSE_UP = "close up"
+    """The rows behind move up, as by np.delete. Costs a look at each of them."""
+
+
+class Finished(NamedTuple):
+    """One request that ended with this step, its last token included."""
+
+    row: int
+    code: int
+    """A FinishCode, not NONE."""
+    value: int = 0
+    """What the code says it is."""
+    details: bytes = b""
+    """A msgpack map, for FinishCode.DETAILS."""
+
+
+class PushPart(Protocol):
+    """Write one shard's rows, waiting for room."""
+
+    def __call__(
+        self,
+        shard: int,
+        ids: NDArray[np.uint64],
+        counts: NDArray[np.uint32],
+        tokens: NDArray[np.int32],
+        codes: NDArray[np.uint8],
+        values: NDArray[np.int64] | None,
+        details: Sequence[bytes] | None,
+        timeout_s: float | None,
+    ) -> None:
+        """As SchedulerPort does it for `push_batch`."""
+        ...
+
+
+def _token_column(token_ids: npt.ArrayLike) -> NDArray[np.int32]:
+    return column("token_ids", token_ids, np.int32)
+
+
+class RunningBatch:
+    """Make it with `SchedulerPort.running_batch`. `len()` is the number of rows."""
+
+    def __init__(self, dealer: Dealer, shards: int, order: RowOrder, push_part: PushPart) -> None:
+        self.order = order
+        self._shards = shards
+        self._push_part = push_part
+        self._core = RunningCore(dealer, order is RowOrder.CLOSE_UP, _token_column)
+        self._step = self._core.step
+        #: add(request_id) -> int: the request takes the next row, which is returned. ValueError: it runs.
+        self.add: Callable[[int], int] = self._core.add
+        #: remove(request_id) -> int | None: the row that it had; None: it does not run.
+        self.remove: Callable[[int], int | None] = self._core.remove
+        #: row_of(request_id) -> int | None
+        self.row_of: Callable[[int], int | None] = self._core.row_of
+
+    def extend(self, request_ids: npt.ArrayLike) -> None:
+        """Add all of them, in this order, or none: ValueError if one runs already or is there twice."""
+        self._core.extend(column("request_ids", request_ids, np.uint64))
+
+    def reorder(self, rows: npt.ArrayLike) -> None:
+        """Let row i be what was row `rows[i]`, for an engine that sorts its batch. All rows, each once."""
+        wanted = column("rows", rows, np.int64)
+        if not np.array_equal(np.sort(wanted), np.arange(len(self))):
+            raise ValueError(f"rows are no order of the batch: rows={len(wanted)}, running={len(self)}")
+        ids = self.request_ids[wanted]
+        self._core.clear()
+        self._core.extend(ids)
+
+    def clear(self) -> None:
+        """Drop all requests without a word to anybody."""
+        self._core.clear()
+
+    @property
+    def request_ids(self) -> NDArray[np.uint64]:
+        """(n,) in the order of the rows; a copy."""
+        return self._core.request_ids()
+
+    def __len__(self) -> int:
+        return len(self._core)
+
+    def __contains__(self, request_id: int) -> bool:
+        return self.row_of(request_id) is not None
+
+    def step(
+        self,
+        token_ids: npt.ArrayLike,
+        finished: Sequence[Finished] = (),
+        *,
+        token_counts: npt.ArrayLike | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Hand over one decode step: the new token ids, and who has finished; those leave the batch.
+
+        token_ids: (n,) one id a row, or (sum of token_counts,) with token_counts (n,), 0 allowed, for
+        steps of several. An int32 or int64 array and a list are taken as they are; anything else
+        that numpy makes an array of, a tensor on the CPU for one, is converted. What a request ended
+        with is part of its ids, as for `push_batch`. Waits while a worker's ring is full. Raises
+        ValueError, with nothing sent; TimeoutError, DeploymentEndedError.
+        """
+        counts = None if token_counts is None else column("token_counts", token_counts, np.uint32)
+        if not finished:
+            left = self._step(token_ids, counts, [])
+            if left is not None:
+                self._push_left(left, token_ids, counts, [], timeout_s)
+            return
+        ends = list(finished)
+        gone = _rows_of(ends)
+        if any(end.details for end in ends):
+            # rare, and the one column whose rows have no fixed size
+            self._check_step(token_ids, counts, ends)
+            left = [shard for shard in range(self._shards) if len(self._core.rows_of(shard))]
+        else:
+            left = self._step(token_ids, counts, ends)
+        if left is not None:
+            self._push_left(left, token_ids, counts, ends, timeout_s)
+        self._core.remove_rows(gone)
+
+    def _check_step(
+        self, token_ids: npt.ArrayLike, counts: NDArray[np.uint32] | None, ends: list[Finished]
+    ) -> None:
+        given, running = len(_token_column(token_ids)), len(self)
+        wanted = running if counts is None else int(counts.sum(dtype=np.int64))
+        if (counts is not None and len(counts) != running) or given != wanted:
+            raise ValueError(f"token_ids do not fit the batch: token_ids={given}, wanted={wanted}")
+        for end in ends:
+            if not 0 <= end.row < running or not 1 <= end.code <= 255:
+                raise ValueError(f"finished names no row and code: row={end.row}, running={running}")
+
+    def _push_left(
+        self,
+        shards: list[int],
+        token_ids: npt.ArrayLike,
+        counts: NDArray[np.uint32] | None,
+        ends: list[Finished],
+        timeout_s: float | None,
+    ) -> None:
+        """Give these shards their rows the slow way: it waits, halves what is too long, and raises."""
+        tokens = _token_column(token_ids)
+        each = np.ones(len(self), np.uint32) if counts is None else counts
+        stops = np.cumsum(each, dtype=np.int64)
+        ids = self.request_ids
+        codes, values = np.zeros(len(ids), np.uint8), np.zeros(len(ids), np.int64)
+        details = [b""] * len(ids)
+        for end in ends:
+            codes[end.row], values[end.row], details[end.row] = end.code, end.value, end.details
+        for shard in shards:
+            rows = self._core.rows_of(shard).astype(np.intp)
+            parts = [tokens[stops[row] - each[row] : stops[row]] for row in rows.tolist()]
+            mine = [details[row] for row in rows.tolist()]
+            self._push_part(
+                shard,
+                ids[rows],
+                each[rows],
+                np.concatenate(parts),
+                codes[rows],
+                values[rows] if codes[rows].any() else None,
+                mine if any(mine) else None,
+                timeout_s,
+            )
+
+
+def _rows_of(ends: list[Finished]) -> NDArray[np.uint32]:
+    rows = sorted(end.row for end in ends)
+    if rows[0] < 0 or any(a == b for a, b in itertools.pairwise(rows)):
+        raise ValueError(f"finished names a row twice, or none: rows={rows}")
+    return np.array(rows, np.uint32)
+
+
+__all__ = ["FinishCode", "Finished", "RowOrder", "RunningBatch"]
