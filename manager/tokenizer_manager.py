@@ -12,7 +12,6 @@ ever try, one thread sleeps for all replies. Everything that can grow has a boun
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
 from concurrent.futures import ThreadPoolExecutor
@@ -63,6 +62,8 @@ _RECORDS_AT_ONCE: Final = 64
 #: Seconds between two tries of what did not fit a ring.
 _RETRY_S: Final = 0.001
 _ABORT_FLUSH_S: Final = 0.5
+#: Seconds that a dead worker's last replies may take to be read.
+_LAST_WORDS_S: Final = 0.5
 
 
 class TokenizerManager:
@@ -88,6 +89,7 @@ class TokenizerManager:
         self._rids: dict[str, int] = {}
         self._questions: dict[int, asyncio.Future[bytes]] = {}
         self._broken_shards: dict[int, Exception] = {}
+        self._ending: set[asyncio.Task[None]] = set()
         self._state = "new"
 
     async def start(self) -> None:
@@ -472,27 +474,40 @@ class TokenizerManager:
         lost = self._parts.look()
         for shard in range(self._settings.workers):
             if worker_label(shard) in lost:
-                self._loseworker_label(shard)
+                self._lose(worker_label(shard), [shard])
         if SCHEDULER in lost:
-            self._lose_scheduler()
+            self._lose(SCHEDULER, [])
 
-    def _loseworker_label(self, shard: int) -> None:
-        label = worker_label(shard)
-        inbox = self._inboxes[shard]
-        with contextlib.suppress(shmring.ShmringError):  # a damaged ring is `_serve_replies`'s to tell
-            while inbox.do_work(_RECORDS_AT_ONCE):
-                pass  # what it had published is still good
-        lost = [stream for stream in self._streams.values() if stream.shard == shard]
-        log.warning("%s has died: requests=%d", label, len(lost))
-        for stream in lost:
-            self._abort(stream, PartLostError(f"part has died: part={label}", part=label))
+    def _lose(self, label: str, shards: list[int]) -> None:
+        """A part has gone: end what had been sent to it. What is not sent yet meets what is there then."""
+        lost = [
+            stream
+            for stream in self._streams.values()
+            if stream.state in (State.QUEUED, State.STREAMING) and (not shards or stream.shard in shards)
+        ]
+        log.warning("part has gone: part=%s, requests=%d", label, len(lost))
+        task = asyncio.create_task(self._end_lost(label, shards, lost))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
 
-    def _lose_scheduler(self) -> None:
-        lost = list(self._streams.values())
-        log.warning("the scheduler has gone: requests=%d", len(lost))
+    async def _end_lost(self, label: str, shards: list[int], lost: list[RequestStream]) -> None:
+        """End requests of a part that has gone, those apart that its last words end well.
+
+        The aborts reach a scheduler's successor behind the requests that it may find in the ring.
+        """
+        for shard in shards:
+            # what it had published is still good; only the waiter's side may touch that end
+            published = self._replies[shard].statistics().producer.position
+            deadline = self._loop.time() + _LAST_WORDS_S
+            while (
+                self._replies[shard].statistics().consumer.position < published
+                and shard not in self._broken_shards
+                and self._loop.time() < deadline
+            ):
+                await asyncio.sleep(_RETRY_S)
         for stream in lost:
-            # the aborts reach its successor behind the requests that it may find in the ring
-            self._abort(stream, PartLostError("part has died: part=scheduler", part=SCHEDULER))
+            if not stream.is_ended:
+                self._abort(stream, PartLostError(f"part has died: part={label}", part=label))
 
     @property
     def in_flight_count(self) -> int:
@@ -513,7 +528,7 @@ class TokenizerManager:
         deadline = self._loop.time() + _ABORT_FLUSH_S
         while self._outbox.flush() and self._loop.time() < deadline:
             await asyncio.sleep(_RETRY_S)
-        for task in (*self._tasks, self._flusher):
+        for task in (*self._tasks, *self._ending, self._flusher):
             if task is not None:
                 task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
