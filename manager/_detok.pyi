@@ -29,6 +29,7 @@ class _Lib:
     DETOK_FINISH_LENGTH: int
     DETOK_FINISH_ABORT: int
     DETOK_FINISH_DETAILS: int
+    def detok_find_whole(self, text: CData, offsets: CData, id_count: int, whole: CData, /) -> None: ...
     def detok_table_check(self, table: CData, text_length: int, first_text_length: int, /) -> int: ...
     def detok_open(
         self, table: CData, state: CData, skip_special: bool, prompt_tail: CData, prompt_tail_count: int, /

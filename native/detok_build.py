@@ -37,6 +37,7 @@ struct detok_state {
     ...;
 };
 
+void detok_find_whole(const uint8_t *text, const uint32_t *offsets, uint32_t id_count, uint8_t *whole);
 int detok_table_check(const struct detok_table *table, size_t text_length, size_t first_text_length);
 void detok_open(const struct detok_table *table, struct detok_state *state, int skip_special,
                 const int32_t *prompt_tail, size_t prompt_tail_count);

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from manager._detok import lib
+from manager._detok import ffi, lib
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from manager.detokenize.vocabulary import Vocabulary
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_UNFIT_CHARACTER = "\N{REPLACEMENT CHARACTER}"  # not in Latin-1, so that encoding fails
+_NO_BYTE = 256
 _SWAP_LENGTH_MAX = 4  # as in the C struct
 _STRIP_COUNT_MAX = 255
 
@@ -176,15 +176,16 @@ class _Chain:
         if self._stage is _Stage.TOKENS:
             self._to_bytes(str.encode)
         flags = np.zeros(len(self._anywhere_bytes), np.uint8)
-        flags[[token is not None for token in self._vocabulary.tokens]] |= lib.DETOK_ID_KNOWN
+        flags[:] = lib.DETOK_ID_KNOWN
+        flags[self._vocabulary.holes()] = 0
         flags[self._vocabulary.special] |= lib.DETOK_ID_SPECIAL
-        whole = _are_utf8(self._anywhere_bytes)
+        text, text_offsets = _back_to_back(self._anywhere_bytes)
+        whole = _are_utf8(text, text_offsets)
         first_text = first_offsets = None
         if self._first_bytes is not None:
-            whole &= _are_utf8(self._first_bytes)
             first_text, first_offsets = _back_to_back(self._first_bytes)
+            whole &= _are_utf8(first_text, first_offsets)
         flags[whole] |= lib.DETOK_ID_WHOLE
-        text, text_offsets = _back_to_back(self._anywhere_bytes)
         return DecodeTable(
             text=text,
             text_offsets=text_offsets,
@@ -219,7 +220,9 @@ class _Chain:
 
     def _byte_level(self, step: dict[str, Any]) -> None:
         self._wanted(step, _Stage.TOKENS)
-        self._to_bytes(_byte_level_bytes)
+        self._anywhere_bytes = _byte_level_bytes(self._anywhere)
+        if self._first is not None:
+            self._first_bytes = _byte_level_bytes(self._first)
         self._stage = _Stage.FUSED
 
     def _byte_fallback(self, step: dict[str, Any]) -> None:
@@ -304,41 +307,46 @@ def _byte_fallback_bytes(token: str) -> bytes:
     return bytes.fromhex(match[1]) if match else token.encode()
 
 
-def _byte_level_bytes(token: str) -> bytes:
-    try:
-        return token.translate(_BYTE_LEVEL_ALPHABET).encode("latin-1")
-    except UnicodeEncodeError:
-        # One foreign character, and the library takes the whole token as it is written.
-        return token.encode()
+def _byte_level_bytes(tokens: list[str]) -> list[bytes]:
+    """The bytes that the characters of each token stand for. All tokens at once: there are many."""
+    codes = np.frombuffer("".join(tokens).encode("utf-32-le", "surrogatepass"), np.uint32)
+    values = _BYTE_OF_CODE[np.minimum(codes, len(_BYTE_OF_CODE) - 1)]
+    ends = np.cumsum(np.fromiter(map(len, tokens), np.int64, len(tokens)))
+    data = values.astype(np.uint8).tobytes()
+    texts = [data[start:end] for start, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True)]
+    # One foreign character, and the library takes the whole token as it is written.
+    foreign = np.searchsorted(ends, np.flatnonzero(values == _NO_BYTE), side="right")
+    for index in set(foreign.tolist()):
+        texts[index] = tokens[index].encode()
+    return texts
 
 
-def _byte_level_alphabet() -> dict[int, str]:
-    """Code point of the stand-in -> character with the code of the byte it stands for.
+def _byte_of_code() -> npt.NDArray[np.uint16]:
+    """Code point of the stand-in -> the byte that it stands for, or _NO_BYTE; all above are foreign.
 
     Bytes that print stand for themselves, the others for 256, 257, ... in order, so that
-    vocabularies are readable. Code points below 256 that stand for nothing are made unfit.
+    vocabularies are readable.
     """
-    printing = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    printing = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printing]
-    alphabet = {byte: chr(byte) for byte in printing}
-    alphabet.update(dict.fromkeys(others, _UNFIT_CHARACTER))
-    alphabet.update({256 + nth: chr(byte) for nth, byte in enumerate(others)})
-    return alphabet
+    bytes_of = np.full(256 + len(others) + 1, _NO_BYTE, np.uint16)
+    bytes_of[printing] = printing
+    bytes_of[256:-1] = others
+    return bytes_of
 
 
-_BYTE_LEVEL_ALPHABET = _byte_level_alphabet()
+_BYTE_OF_CODE = _byte_of_code()
 
 
-def _are_utf8(texts: list[bytes]) -> npt.NDArray[np.bool_]:
-    return np.fromiter((text.isascii() or _is_utf8(text) for text in texts), np.bool_, len(texts))
-
-
-def _is_utf8(text: bytes) -> bool:
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+def _are_utf8(text: npt.NDArray[np.uint8], offsets: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:
+    whole = np.zeros(len(offsets) - 1, np.bool_)
+    lib.detok_find_whole(
+        ffi.from_buffer("uint8_t[]", text),
+        ffi.from_buffer("uint32_t[]", offsets),
+        len(whole),
+        ffi.from_buffer("uint8_t[]", whole),
+    )
+    return whole
 
 
 def _back_to_back(texts: list[bytes]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint32]]:

@@ -192,6 +192,11 @@ static int is_whole(const uint8_t *p, const uint8_t *end) {
     return 1;
 }
 
+void detok_find_whole(const uint8_t *text, const uint32_t *offsets, uint32_t id_count, uint8_t *whole) {
+    for (uint32_t id = 0; id < id_count; id++)
+        whole[id] = (uint8_t)is_whole(text + offsets[id], text + offsets[id + 1]);
+}
+
 static int texts_check(const struct detok_table *table, const uint8_t *text, const uint32_t *offsets,
                        size_t text_length) {
     if (offsets[0] != 0 || offsets[table->id_count] > text_length)

@@ -284,7 +284,10 @@ def test_what_has_no_table_is_decoded_by_the_library_and_says_why(decoder, reaso
 def test_a_table_that_decodes_otherwise_than_the_library_is_not_used(monkeypatch):
     """A fault in the table's rules, or in a newer library's, would falsify every answer."""
     tokenizer = _trained("bytelevel")
-    monkeypatch.setattr("manager.detokenize.table._byte_level_bytes", lambda token: token.upper().encode())
+    monkeypatch.setattr(
+        "manager.detokenize.table._byte_level_bytes",
+        lambda tokens: [token.upper().encode() for token in tokens],
+    )
     decoder = load_decoder(tokenizer)
     assert decoder.kind is DecoderKind.LIBRARY
     assert "differently" in decoder.reason

@@ -71,6 +71,10 @@ struct detok_state {
     uint32_t unknown_ids;   /* ids outside the vocabulary so far; stays at its maximum */
 };
 
+/* Says of each of id_count texts whether it is valid UTF-8 on its own: 1 or 0. For whoever makes a
+ * table: the offsets are believed. */
+void detok_find_whole(const uint8_t *text, const uint32_t *offsets, uint32_t id_count, uint8_t *whole);
+
 /* Checks a table whose memory somebody else wrote: offsets never fall and end within
  * their text, flags tell the truth about WHOLE, lengths fit. Reads everything once.
  * Returns 0, or -EINVAL. The other functions rely on it. */
