@@ -1,7 +1,7 @@
 #!/bin/sh
 # The C core under sanitizers and a litmus test, without Python. Under a minute in all.
 #
-#     native/tests/run.sh [tsan|asan|litmus|mutants|deaths]...      (default: all of them)
+#     native/tests/run.sh [tsan|asan|detok|litmus|mutants|deaths]...      (default: all of them)
 #
 # `deaths` looks at what a kill would leave behind after each single instruction of each operation.
 # `mutants` breaks one memory order at a time and expects tsan or the litmus to find it: what proves
@@ -37,6 +37,12 @@ tsan() {
 asan() {
     build asan stress native/src -fsanitize=address,undefined -fno-sanitize-recover=all
     "$out/asan" 40000
+}
+
+detok() {
+    build detok detok_fuzz native/src -fsanitize=address,undefined -fno-sanitize-recover=all \
+        native/src/detok.c native/src/detok_stop.c native/src/detok_step.c
+    "$out/detok" 5000
 }
 
 litmus() {
@@ -98,6 +104,6 @@ mutants() {
     found "S3 with release and acquire only" "$out/mutant" 1000000
 }
 
-for target in ${*:-tsan asan litmus mutants deaths}; do
+for target in ${*:-tsan asan detok litmus mutants deaths}; do
     "$target"
 done
