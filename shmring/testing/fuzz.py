@@ -1,9 +1,9 @@
 """Attaches to damaged segments and uses them: nothing but the errors of shmring may come of it.
 
 Each case is a segment with some of its bytes set to what a faulty or hostile process might leave
-there, or cut or grown; half of the cases are damaged further while they are in use. Cases run in child
-processes, so that a crash or a hang is found and its number told: `--seed S --start N --count 1`
-runs it again.
+there, or cut or grown; half of the cases are damaged further between the calls that use them, and some
+by a second process at the same time. Cases run in child processes, so that a crash or a hang is found
+and its number told: `--seed S --start N --count 1` runs it again.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 #: Cases that one child runs before the next one takes over.
 CHUNK = 2000
+#: Of so many chunks one has a second process that writes into its segments while they are used.
+SCRIBBLED_EVERY = 8
 PATIENCE_S = 30.0
 _CAPACITY = 4096
 
@@ -223,7 +225,7 @@ class _Case:
         code = 1
         try:
             self._open()
-            is_scribbled_on = start // CHUNK % 3 == 2
+            is_scribbled_on = start // CHUNK % SCRIBBLED_EVERY == SCRIBBLED_EVERY - 1
             if is_scribbled_on:
                 self._words[_Board.SCRIBBLER] = self._fork_scribbler(start)
             for number in range(start, stop):
@@ -247,10 +249,12 @@ class _Case:
         if pid == 0:
             dice = random.Random(seed)  # noqa: S311
             memory = mmap.mmap(self._fd, size)
-            while os.getppid() != 1:
-                for _ in range(1000):
+            parent = os.getppid()
+            while os.getppid() == parent:
+                for _ in range(200):
                     offset, data = self._harm(dice, memory)
                     memory[offset : offset + len(data)] = data
+                time.sleep(0.0002)  # the one that it disturbs needs the processor too
             os._exit(0)
         return pid
 
