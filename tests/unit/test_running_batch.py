@@ -3,21 +3,64 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from manager import FinishCode
+import shmring
+from manager import FinishCode, messages
 from manager.config import Settings
 from manager.deployment import Deployment, Facts, egress_name
 from manager.running_batch import Finished, RowOrder
 from manager.scheduler_port import SchedulerPort
-from tests.unit.test_scheduler_port import Site
+
+
+class Site:
+    """A port over two rings, and their other ends."""
+
+    def __init__(self, name):
+        self.rings = [shmring.create(f"{name}.{i}", 4096) for i in range(2)]
+        self.ingress = shmring.create(f"{name}.in", 4096)
+        # a deployment without a manager: the port needs its facts and its rings
+        facts = SimpleNamespace(name=name, shards=2, vocab_size=1000, context_length=9, eos_token_ids=(0,))
+        self.ingress_producer = self.ingress.producer()
+        self.port = SchedulerPort(
+            facts, self.ingress.consumer(), [ring.producer(takeover=True) for ring in self.rings]
+        )
+        self.workers = [ring.consumer() for ring in self.rings]
+
+    def read(self, shard):
+        """A shard's rows: (id, tokens, code, value, details)."""
+        rows = []
+        records = self.workers[shard].drain(1000)
+        for record in records:
+            frame = messages.BATCH.read(record)
+            ends = np.cumsum(frame["token_counts"]).tolist()
+            details = [b""] * frame.rows
+            if "finish_details" in frame:
+                details = messages.unpack_bytes(frame["finish_details_lengths"], frame["finish_details"])
+            rows += zip(
+                frame["request_ids"].tolist(),
+                (part.tolist() for part in np.split(frame["token_ids"], ends[:-1])),
+                frame["finish_codes"].tolist(),
+                frame["finish_values"].tolist() or [0] * frame.rows,
+                details,
+                strict=True,
+            )
+        if records:
+            self.workers[shard].release()
+        return rows
+
+    def close(self):
+        self.port.close()
+        for end in (self.ingress_producer, *self.workers, *self.rings, self.ingress):
+            end.close()
 
 
 @pytest.fixture
 def site(ring_name):
-    site = Site(ring_name, shards=2, egress_bytes=4096)
+    site = Site(ring_name)
     yield site
     site.close()
 
@@ -30,7 +73,7 @@ def batch(site):
 
 
 def sent(site):
-    return sorted(row[:5] for shard in range(2) for row in site.read(shard))
+    return sorted(row for shard in range(2) for row in site.read(shard))
 
 
 class Tensor:
