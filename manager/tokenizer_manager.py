@@ -12,6 +12,7 @@ ever try, one thread sleeps for all replies. Everything that can grow has a boun
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 from concurrent.futures import ThreadPoolExecutor
@@ -90,6 +91,7 @@ class TokenizerManager:
         self._questions: dict[int, asyncio.Future[bytes]] = {}
         self._broken_shards: dict[int, Exception] = {}
         self._ending: set[asyncio.Task[None]] = set()
+        self._closing: asyncio.Task[None] | None = None
         self._state = "new"
 
     async def start(self) -> None:
@@ -115,30 +117,35 @@ class TokenizerManager:
             allow_auto_truncate=settings.allow_auto_truncate,
             has_tokenizer=self._tokenizer is not None,
         )
-        self._deployment = Deployment(settings, facts)
+        with contextlib.ExitStack() as undo:
+            self._deployment = Deployment(settings, facts)
+            undo.callback(self._deployment.close)
+            self._pool = ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")
+            undo.callback(self._pool.shutdown, wait=False)
+            self._supervisor = Supervisor(restarts_max=settings.restarts_max)
+            undo.callback(self._supervisor.stop, settings.stop_timeout_s)
+            self._take_ends(undo)
+            self._waiter = AsyncWaiter()
+            undo.callback(self._waiter.close)
+            self._start_parts()
+            self._undo = undo.pop_all()
         self._state = "running"
-        self._supervisor = Supervisor(restarts_max=settings.restarts_max)
-        self._pool = ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")
-        self._waiter = AsyncWaiter()
-        self._take_ends()
-        self._stopping = asyncio.Event()
+        self._flusher: asyncio.Task[None] | None = None
         self._tasks = [
             asyncio.create_task(self._serve_replies(shard)) for shard in range(settings.workers)
         ] + [asyncio.create_task(self._watch())]
-        self._flusher: asyncio.Task[None] | None = None
-        self._start_parts()
 
-    def _take_ends(self) -> None:
+    def _take_ends(self, undo: contextlib.ExitStack) -> None:
         settings, deployment, name = self._settings, self._deployment, self._settings.name
         # takeover everywhere: a part that dies is replaced, and `_watch` tells of it
-        self._ingress = deployment.ring(ingress_name(name)).producer(takeover=True)
+        self._ingress = undo.enter_context(deployment.ring(ingress_name(name)).producer(takeover=True))
         registers = [
-            deployment.ring(register_name(name, shard)).producer(takeover=True)
+            undo.enter_context(deployment.ring(register_name(name, shard)).producer(takeover=True))
             for shard in range(settings.workers)
         ]
         self._outbox = Outbox(self._ingress, registers)
         self._replies = [
-            deployment.ring(reply_name(name, shard)).consumer(takeover=True)
+            undo.enter_context(deployment.ring(reply_name(name, shard)).consumer(takeover=True))
             for shard in range(settings.workers)
         ]
         self._inboxes = [Inbox(reply, self) for reply in self._replies]
@@ -160,9 +167,11 @@ class TokenizerManager:
     async def wait_until_ready(self, timeout_s: float | None = None) -> bool:
         """Wait for a scheduler and all workers. False: `timeout_s` has passed; see `missing_parts`.
 
-        Raises ConfigError if a part that we started cannot start.
+        Raises ConfigError if a part that we started cannot start, UnavailableError if the manager
+        is closed meanwhile.
         """
         deadline = None if timeout_s is None else self._loop.time() + timeout_s
+        self._check_running()
         while self.missing_parts():
             self._look_at_parts()
             for label in self.missing_parts():
@@ -170,6 +179,7 @@ class TokenizerManager:
             if deadline is not None and self._loop.time() >= deadline:
                 return not self.missing_parts()
             await asyncio.sleep(0.01)
+            self._check_running()
         return True
 
     def _check_start(self, label: str) -> None:
@@ -257,7 +267,7 @@ class TokenizerManager:
                 stream.move(Event.NEEDS_TOKENIZE)
             texts = [stream.request.text or "" for stream in with_text]
             try:
-                encoded = await self._loop.run_in_executor(self._pool, self._tokenizer.encode, texts)
+                encoded = await self._loop.run_in_executor(self._pool, self._encode, texts)
             except ManagerError as error:
                 for stream in with_text:
                     self._end(stream, error)
@@ -271,6 +281,12 @@ class TokenizerManager:
                 self._prepare(stream, ids_of.get(stream.request_id, stream.request.input_ids))
             except ManagerError as error:
                 self._end(stream, error)
+
+    def _encode(self, texts: list[str]) -> list[NDArray[np.int32]]:
+        """Runs in a thread. What waited for one until the manager was closed is not worth the time."""
+        self._check_running()
+        assert self._tokenizer is not None, "text was refused where there is no tokenizer"
+        return self._tokenizer.encode(texts)
 
     def _prepare(self, stream: RequestStream, prompt_ids: NDArray[np.int32] | None) -> None:
         """Make the checks that every request passes last, whatever way it came."""
@@ -519,26 +535,31 @@ class TokenizerManager:
             raise UnavailableError(f"the manager is not running: state={self._state}")
 
     async def close(self) -> None:
-        """End everything in order: requests, scheduler, workers, names. Twice is once."""
-        if self._state != "running":
-            return
-        self._state = "closed"
-        for stream in list(self._streams.values()):
-            self._abort(stream, DisconnectedError("the manager is shutting down"))
-        deadline = self._loop.time() + _ABORT_FLUSH_S
-        while self._outbox.flush() and self._loop.time() < deadline:
-            await asyncio.sleep(_RETRY_S)
-        for task in (*self._tasks, *self._ending, self._flusher):
-            if task is not None:
+        """End everything in order: requests, scheduler, workers, names. Twice is once.
+
+        Whoever calls it while it is going on waits for its end too. It goes on if the caller is
+        cancelled.
+        """
+        if self._state == "running":
+            self._state = "closed"
+            self._closing = asyncio.create_task(self._close())
+        if self._closing is not None:
+            await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        with self._undo:  # what follows is the good order; this is done in any case
+            for stream in list(self._streams.values()):
+                self._abort(stream, DisconnectedError("the manager is shutting down"))
+            deadline = self._loop.time() + _ABORT_FLUSH_S
+            while self._outbox.flush() and self._loop.time() < deadline:
+                await asyncio.sleep(_RETRY_S)
+            tasks = [task for task in (*self._tasks, *self._ending, self._flusher) if task is not None]
+            for task in tasks:
                 task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._waiter.close()
-        self._outbox.close()
-        await self._loop.run_in_executor(None, self._supervisor.stop, self._settings.stop_timeout_s)
-        for reply in self._replies:
-            reply.close()
-        self._deployment.close()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._waiter.close()
+            self._outbox.close()
+            await self._loop.run_in_executor(None, self._supervisor.stop, self._settings.stop_timeout_s)
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -117,8 +117,11 @@ async def _generate(options: argparse.Namespace, settings: Settings, sampling: S
         await _await_parts(manager, settings, options)
         return await _answer_all(manager, options, sampling)
     finally:
-        # shielded: a second Ctrl-C must not leave anything behind either
-        await asyncio.shield(manager.close())
+        closing = asyncio.ensure_future(manager.close())
+        while not closing.done():
+            # a second Ctrl-C must not leave anything behind either
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.shield(closing)
 
 
 async def _await_parts(manager: TokenizerManager, settings: Settings, options: argparse.Namespace) -> None:

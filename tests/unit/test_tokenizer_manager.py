@@ -34,6 +34,7 @@ from manager.deployment import egress_name, register_name, reply_name
 from manager.detokenize import load_decoder
 from manager.finish import FinishReason, encode
 from manager.shard import DetokShard
+from manager.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -756,8 +757,120 @@ def test_a_request_that_no_ring_can_hold_is_a_bad_request(ring_name: str) -> Non
     run(work())
 
 
+def test_closing_ends_requests_at_every_stage(ring_name: str) -> None:
+    """A caller that waits for a request when the server ends must hear of it, as an error it knows."""
+
+    async def work() -> None:
+        async with World(ring_name) as world:
+            streaming = Client(world.manager, text="x", rid="streaming")
+            await world.arrive("streaming")
+            world.push("streaming", "hi")
+            await world.settle()
+            gate = Gate(world.manager)
+            # more than there are threads: some have not begun
+            tokenizing = [Client(world.manager, text="x", rid=f"tokenizing-{i}") for i in range(6)]
+            await gate.wait()
+            closing = asyncio.create_task(world.manager.close())
+            await asyncio.sleep(0.01)
+            gate.open()
+            await closing
+            assert isinstance((await streaming.end()).error, DisconnectedError)
+            assert streaming.text == "hi"
+            for client in tokenizing:
+                assert isinstance((await client.end()).error, (UnavailableError, DisconnectedError))
+            late = await Client(world.manager, text="x").end()
+            assert isinstance(late.error, UnavailableError)
+            assert world.manager.in_flight_count == 0
+
+    run(work())
+
+
+def test_closing_twice_at_once_waits_for_the_end_both_times(ring_name: str) -> None:
+    """Whoever awaits close() may tear down what the manager uses: it must be closed by then."""
+
+    async def work() -> None:
+        world = World(ring_name)
+        async with world:
+            first = asyncio.create_task(world.manager.close())
+            await asyncio.sleep(0)
+            await world.manager.close()
+            assert shmring_names(ring_name) == []
+            await first
+
+    run(work())
+
+
 def shmring_names(name: str) -> list[str]:
     return [info.name for info in shmring.list_rings() if info.name.startswith(name)]
+
+
+def test_a_close_that_is_cancelled_leaves_nothing_all_the_same(
+    ring_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second Ctrl-C, or a time-out around the shutdown, is when clean-up matters most."""
+
+    async def work() -> None:
+        async with World(ring_name) as world:
+            started, go_on = threading.Event(), threading.Event()
+
+            def stop_slowly(_self: Supervisor, _timeout_s: float) -> None:
+                started.set()
+                assert go_on.wait(20)
+
+            monkeypatch.setattr(Supervisor, "stop", stop_slowly)
+            closing = asyncio.create_task(world.manager.close())
+            while not started.is_set():
+                await asyncio.sleep(0.001)
+            closing.cancel()
+            await asyncio.sleep(0.01)
+            go_on.set()
+            with contextlib.suppress(asyncio.CancelledError):
+                await closing
+            await world.manager.close()
+            assert shmring_names(ring_name) == []
+
+    run(work())
+
+
+def test_waiting_for_parts_ends_when_the_manager_is_closed(ring_name: str) -> None:
+    """A start-up that waits for a scheduler, and is told to stop, must stop."""
+
+    async def work() -> None:
+        manager = TokenizerManager(Settings(name=ring_name, tokenizer=TOKENIZER), start_workers=False)
+        await manager.start()
+        waiting = asyncio.create_task(manager.wait_until_ready())
+        await asyncio.sleep(0.02)
+        await manager.close()
+        with pytest.raises(UnavailableError):
+            await asyncio.wait_for(waiting, 5)
+
+    run(work())
+
+
+@pytest.mark.parametrize("place", ["supervisor", "waiter", "ends"])
+def test_a_start_that_fails_leaves_nothing(
+    ring_name: str, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Out of processes or of threads: the names would be in use until the caller ends."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(11, "Resource temporarily unavailable")
+
+    async def work() -> None:
+        if place == "supervisor":
+            monkeypatch.setattr(Supervisor, "start", fail)
+        elif place == "waiter":
+            monkeypatch.setattr("manager.tokenizer_manager.AsyncWaiter", fail)
+        else:
+            monkeypatch.setattr(TokenizerManager, "_take_ends", fail)
+        manager = TokenizerManager(Settings(name=ring_name, tokenizer=TOKENIZER))
+        with pytest.raises(OSError, match="Resource"):
+            async with manager:
+                pytest.fail("it did not start")
+        assert shmring_names(ring_name) == []
+        await manager.close()
+
+    run(work())
 
 
 def test_a_start_that_cannot_be_is_told_and_leaves_nothing(ring_name: str) -> None:
