@@ -41,6 +41,7 @@ BOUNDS: Final[dict[str, tuple[float, float]]] = {
     "register_capacity_bytes": (_CAPACITY_MIN, _CAPACITY_MAX),
     "reply_capacity_bytes": (_CAPACITY_MIN, _CAPACITY_MAX),
     "check_interval_s": (0.01, 2.0),
+    "stalled_after_s": (0.5, 3600.0),
     "stop_timeout_s": (0.1, 600.0),
     "restarts_max": (0, 1000),
 }
@@ -76,6 +77,8 @@ class Settings:
     reply_capacity_bytes: int = 1 << 22
     check_interval_s: float = 0.25
     """How often each part's life is looked at."""
+    stalled_after_s: float = 4.0
+    """A part that lives and has shown no pulse for so long is unhealthy; its requests go on."""
     stop_timeout_s: float = 5.0
     """How long parts may take to end by themselves before they are ended."""
     restarts_max: int = 5

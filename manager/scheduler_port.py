@@ -156,6 +156,14 @@ class SchedulerPort:
             if deadline is not None and time.monotonic() >= deadline:
                 return False
 
+    def beat(self) -> None:
+        """Say that the scheduler is at work, in the midst of a long step without any other call here.
+
+        Every other call says so by itself. Without one for `Settings.stalled_after_s` the manager's
+        health calls the scheduler stalled; its requests go on.
+        """
+        self._ingress.beat()
+
     def drain(self, max_requests: int = 256) -> Arrivals:
         """Take what has arrived: at most `max_requests` requests, and the aborts up to there.
 

@@ -15,12 +15,13 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 import shmring
 from manager.cores import assign_cores
-from manager.deployment import Deployment, Facts, ingress_name, register_name, reply_name
+from manager.deployment import Deployment, Facts, egress_name, ingress_name, register_name, reply_name
 from manager.detokenize import PROMPT_TAIL_MAX, choose
 from manager.errors import (
     ConfigError,
@@ -32,7 +33,7 @@ from manager.errors import (
     UnavailableError,
     ValidationError,
 )
-from manager.ids import RequestIds, shard_of
+from manager.ids import RequestIds, mint_health_rid, shard_of
 from manager.inbox import Inbox
 from manager.lifecycle import Event, State
 from manager.limits import Limits
@@ -43,7 +44,7 @@ from manager.sampling import NormalizedSampling
 from manager.stream import RequestStream
 from manager.supervisor import Supervisor
 from manager.tokenizer import LoadedTokenizer, load_tokenizer
-from manager.watch import SCHEDULER, PartWatch, worker_label
+from manager.watch import SCHEDULER, PartHealth, PartWatch, worker_label
 from shmring import AsyncWaiter
 
 if TYPE_CHECKING:
@@ -149,7 +150,13 @@ class TokenizerManager:
             for shard in range(settings.workers)
         ]
         self._inboxes = [Inbox(reply, self) for reply in self._replies]
-        self._parts = PartWatch(self._ingress, self._replies)
+        self._parts = PartWatch(
+            self._ingress,
+            self._replies,
+            [deployment.ring(egress_name(name, shard)) for shard in range(settings.workers)],
+            stalled_after_s=settings.stalled_after_s,
+            clock=time.monotonic,
+        )
 
     def _start_parts(self) -> None:
         settings = self._settings
@@ -359,6 +366,33 @@ class TokenizerManager:
             for feeder in feeders:
                 feeder.cancel()
             await asyncio.gather(*feeders, return_exceptions=True)
+
+    def health(self) -> dict[str, PartHealth]:
+        """Each part at the last look, by its label; nothing is asked of anybody, so it costs nothing.
+
+        Told from the roles that the kernel holds and from counters in the rings: a scheduler that is
+        busy or has nothing to do is healthy, one that hangs or is stopped is not.
+        """
+        return self._parts.health()
+
+    async def probe(self, timeout_s: float = 20.0) -> bool:
+        """Generate one token, through all parts. False: no answer in time, or an error."""
+        request = GenerateRequest(
+            input_ids=[0],
+            rid=mint_health_rid(),
+            sampling_params={"temperature": 0.0, "max_new_tokens": 1},
+        )
+
+        async def generate() -> None:
+            async with contextlib.aclosing(self.generate(request)) as outputs:
+                async for _ in outputs:
+                    pass
+
+        try:
+            await asyncio.wait_for(generate(), timeout_s)
+        except (ManagerError, TimeoutError, asyncio.TimeoutError):
+            return False
+        return True
 
     async def ask_scheduler(self, payload: bytes, timeout_s: float = 5.0) -> bytes:
         """Put a question to the scheduler and wait for its answer; both are the scheduler's own language.

@@ -86,6 +86,8 @@ typedef struct {
 } shr_consumer;
 
 uint64_t shr_payload_length_max(uint64_t capacity);
+int shr_readable(shr_consumer *c);
+int shr_writable(shr_producer *p, uint64_t length);
 int shr_consumer_state(shr_producer *p);
 int shr_producer_state(shr_consumer *c);
 
@@ -104,7 +106,7 @@ int shr_role_held(int fd, int role);
 struct shr_end_snapshot {
     uint32_t state, generation, pid, parked;
     uint64_t attached_ns, position, records, bytes, batches, stalls, parks, parked_ns, wakes_sent, high_water,
-        active_ns, waiting_since_ns;
+        active_ns, waiting_since_ns, beats;
 };
 struct shr_snapshot {
     struct shr_end_snapshot producer, consumer;
@@ -122,4 +124,5 @@ int shr_wait(shr_consumer *const *consumers, uint32_t consumer_count, shr_produc
 void shr_wait_over(shr_consumer *const *consumers, uint32_t consumer_count, shr_producer *const *producers,
                    uint32_t producer_count);
 void shr_bell_ring(shr_bell *bell);
+int shr_bell_is_rung(const shr_bell *bell);
 int shr_bell_answer(shr_bell *bell);

@@ -40,6 +40,13 @@ class EndStatistics:
     """Since its last batch, to about 4 ms; None: there was none."""
     waiting_ns: int | None
     """For how long it has been asleep in this wait; None: awake."""
+    beats: int = 0
+    """Times its process said that it is at work elsewhere."""
+
+    @property
+    def pulse(self) -> int:
+        """A number that changes while the process does anything here, waiting included."""
+        return self.batches + self.stalls + self.parks + self.beats
 
 
 @dataclass(frozen=True)
@@ -125,4 +132,5 @@ def _end(mapping: Mapping, role: Role, end: Any, now: int) -> EndStatistics:
         wakes_sent=int(end.wakes_sent),
         idle_ns=max(0, now - active) if active else None,
         waiting_ns=max(0, now - waiting_since) if waiting_since and state == "attached" else None,
+        beats=int(end.beats),
     )

@@ -317,6 +317,11 @@ static PyObject *consumer_release(ConsumerCore *self, PyObject *Py_UNUSED(ignore
     Py_RETURN_NONE;
 }
 
+static PyObject *consumer_beat(ConsumerCore *self, PyObject *Py_UNUSED(ignored)) {
+    shr_consumer_beat(&self->end);
+    Py_RETURN_NONE;
+}
+
 static PyObject *consumer_rewind(ConsumerCore *self, PyObject *Py_UNUSED(ignored)) {
     if (self->is_copying) {
         return fast_raise_copying();
@@ -407,6 +412,8 @@ static PyMethodDef consumer_methods[] = {
      "seen. False: `timeout_s` has passed.\n\nThe producer's death is an end too: the next drain says so."},
     {"release", (PyCFunction)consumer_release, METH_NOARGS,
      "release() -> None\n\nFree everything drained so far; its records are refused from now on."},
+    {"beat", (PyCFunction)consumer_beat, METH_NOARGS,
+     "beat() -> None\n\nSay that this process is at work elsewhere; counted in the statistics."},
     {"rewind", (PyCFunction)consumer_rewind, METH_NOARGS,
      "rewind() -> None\n\nThe next drain hands out again what was drained and not released."},
     {"is_readable", (PyCFunction)consumer_is_readable, METH_NOARGS,

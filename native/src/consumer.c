@@ -207,6 +207,12 @@ int shr_readable(shr_consumer *c) {
     return SHR_NOT_NOW;
 }
 
+void shr_consumer_beat(shr_consumer *c) {
+    if (c->usable) {
+        shr_count(&c->header->consumer_statistics.beats, 1);
+    }
+}
+
 int shr_backlog_bytes(shr_consumer *c, uint64_t *bytes) {
     if (!c->usable) {
         return SHR_UNUSABLE;

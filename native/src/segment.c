@@ -132,6 +132,7 @@ static struct shr_end_snapshot look_at(const struct shr_end_state *end, const st
         .high_water = atomic_load_explicit(&s->high_water, memory_order_relaxed),
         .active_ns = atomic_load_explicit(&s->active_ns, memory_order_relaxed),
         .waiting_since_ns = atomic_load_explicit(&s->waiting_since_ns, memory_order_relaxed),
+        .beats = atomic_load_explicit(&s->beats, memory_order_relaxed),
     };
 }
 

@@ -76,6 +76,7 @@ struct shr_end_statistics {
     _Atomic uint64_t high_water;       /* producer: most bytes ever seen in use */
     _Atomic uint64_t active_ns;        /* CLOCK_MONOTONIC_COARSE of the last batch */
     _Atomic uint64_t waiting_since_ns; /* CLOCK_MONOTONIC when it went to sleep, 0 = awake */
+    _Atomic uint64_t beats;            /* times it said that it is at work, without doing any here */
 };
 
 struct shr_header {

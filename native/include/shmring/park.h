@@ -27,6 +27,7 @@ int shr_wait(shr_consumer *const *consumers, uint32_t consumer_count, shr_produc
 void shr_wait_over(shr_consumer *const *consumers, uint32_t consumer_count, shr_producer *const *producers,
                    uint32_t producer_count);
 void shr_bell_ring(shr_bell *bell);
+int shr_bell_is_rung(const shr_bell *bell);
 /* Read and reset: 1 if it was rung since the last call. */
 int shr_bell_answer(shr_bell *bell);
 

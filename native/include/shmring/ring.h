@@ -107,6 +107,8 @@ void shr_rewind(shr_consumer *c);
 int shr_readable(shr_consumer *c);
 /* Bytes published and not handed out. */
 int shr_backlog_bytes(shr_consumer *c, uint64_t *bytes);
+/* Say that this end's process is at work elsewhere: whoever looks sees a counter move. */
+void shr_consumer_beat(shr_consumer *c);
 
 /* End of this side: says so and wakes the other one. The caller drops the lock afterwards. */
 void shr_producer_close(shr_producer *p);

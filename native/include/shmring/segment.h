@@ -28,7 +28,7 @@ int shr_role_held(int fd, int role);
 struct shr_end_snapshot {
     uint32_t state, generation, pid, parked;
     uint64_t attached_ns, position, records, bytes, batches, stalls, parks, parked_ns, wakes_sent, high_water,
-        active_ns, waiting_since_ns;
+        active_ns, waiting_since_ns, beats;
 };
 struct shr_snapshot {
     struct shr_end_snapshot producer, consumer;
