@@ -1,7 +1,12 @@
+from pathlib import Path
+
 import numpy as np
 from setuptools import Extension, setup
 
-CORE = [f"native/src/{name}.c" for name in ("end", "producer", "consumer", "park", "segment", "guard", "frame")]
+HEADERS = sorted(str(path) for path in Path("native").rglob("*.h"))
+CORE = [
+    f"native/src/{name}.c" for name in ("end", "producer", "consumer", "park", "segment", "guard", "frame")
+]
 
 setup(
     cffi_modules=["native/native_build.py:ffibuilder", "native/detok_build.py:ffibuilder"],
@@ -16,6 +21,7 @@ setup(
                 "native/python/frame_view.c",
                 *CORE,
             ],
+            depends=HEADERS,
             include_dirs=["native/include", "native/python", np.get_include()],
             define_macros=[("_GNU_SOURCE", "1")],
             # 3: the checks of a frame add up its counts, which is worth vectorising
@@ -30,6 +36,7 @@ setup(
                 "native/src/deal.c",
                 *CORE,
             ],
+            depends=HEADERS,
             include_dirs=["native/include", "native/python", np.get_include()],
             define_macros=[("_GNU_SOURCE", "1")],
             extra_compile_args=["-std=c11", "-O3", "-fvisibility=hidden"],

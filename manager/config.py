@@ -66,15 +66,21 @@ class Settings:
     context_length: int = 8192
     """Prompt and output together."""
     reserved_tokens: int = 0
+    """Slots of every request that the engine keeps for itself; they count as prompt."""
     allow_auto_truncate: bool = False
+    """Cut what is too long for the context instead of refusing it."""
     requests_max: int = 16384
     """Requests in flight; one more is refused (503)."""
     tokenizer_threads: int = 2
+    """Threads that encode prompts; they hold no GIL meanwhile."""
     ingress_capacity_bytes: int = 1 << 23
     """Room for about this many bytes of waiting prompts, 4 bytes a token and 400 a request."""
     egress_capacity_bytes: int = 1 << 22
+    """Of each worker's: what the scheduler may be ahead of it."""
     register_capacity_bytes: int = 1 << 20
+    """Of each worker's: registrations that it has not seen yet, about 200 bytes a request."""
     reply_capacity_bytes: int = 1 << 22
+    """Of each worker's: what it may be ahead of the manager."""
     check_interval_s: float = 0.25
     """How often each part's life is looked at."""
     stalled_after_s: float = 4.0

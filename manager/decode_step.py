@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from manager.detokenize import BatchDecoder
-    from shmring import Frame, Producer, Record, Schema
-    from shmring.columns import ColumnData
+    from shmring import ColumnData, Frame, Producer, Record, Schema
 
     #: A frame that is to be sent: its schema, its rows, its columns.
     Reply = tuple[Schema, int, tuple[ColumnData, ...]]

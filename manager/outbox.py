@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from manager.sampling import NormalizedSampling
-    from shmring import Producer, Schema
-    from shmring.columns import ColumnData
+    from shmring import ColumnData, Producer, Schema
 
 log = logging.getLogger(__name__)
 

@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Self
 
-    from shmring import Schema
-    from shmring.columns import ColumnData
+    from shmring import ColumnData, Schema
 
 #: Seconds between two looks at the manager's life while nothing else happens.
 CHECK_INTERVAL_S: Final = 0.25

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 
     from manager.decode_step import DecodeStep, Reply
     from manager.detokenize import BatchDecoder
-    from shmring import Consumer, Frame, Producer, Record, Schema
-    from shmring.columns import ColumnData
+    from shmring import ColumnData, Consumer, Frame, Producer, Record, Schema
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ it back when the process dies, however it dies.
 
 from shmring._fast import Record
 from shmring.aio import AsyncWaiter
-from shmring.columns import Column, Frame, Schema, Shape
+from shmring.columns import Column, ColumnData, Frame, Schema, Shape
 from shmring.consumer import Consumer
 from shmring.end import PeerState
 from shmring.errors import (
@@ -60,6 +60,7 @@ __all__ = [
     "Claim",
     "ClaimError",
     "Column",
+    "ColumnData",
     "ColumnError",
     "Consumer",
     "CorruptFrameError",

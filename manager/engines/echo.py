@@ -52,9 +52,9 @@ class EchoEngine:
             )
         self._context_length = context_length
         self._chunk = chunk
-        self._rows = np.empty(0, _ROW_DTYPE)
+        self._rows: NDArray[np.void] = np.empty(0, _ROW_DTYPE)
         self._admitted: list[tuple[int, int, int, int, int]] = []  # rows to be, until the next step
-        self._pool = np.empty(_POOL_SIZE_MIN, np.int32)
+        self._pool: NDArray[np.int32] = np.empty(_POOL_SIZE_MIN, np.int32)
         self._pool_used = 0  # ids; all that live lie before
 
     @property

@@ -139,7 +139,6 @@ def test_nobody_inside_imports_the_whole_package(package):
     assert not found
 
 
-@pytest.mark.xfail(reason="shmring does not export ColumnData yet")
 def test_the_manager_uses_public_names_of_shmring_only():
     """Whoever changes the inside of shmring need not look into manager."""
     found = [
