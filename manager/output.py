@@ -1,12 +1,16 @@
-"""What a caller of the manager gets: one piece of one request's output."""
+"""What a caller of the manager gets: the pieces of one request's output, or of several merged."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from manager.errors import ManagerError
+
 if TYPE_CHECKING:
-    from manager.errors import ManagerError
+    from collections.abc import AsyncGenerator
+
     from manager.finish import FinishReason
     from manager.stream import Delta, RequestStream
 
@@ -32,7 +36,7 @@ class GenerateOutput:
     """Set on the last piece of a request of a batch that failed; the others go on."""
 
 
-def output_of(stream: RequestStream, delta: Delta) -> GenerateOutput:
+def _output(stream: RequestStream, delta: Delta) -> GenerateOutput:
     """The next piece of a request."""
     return GenerateOutput(
         index=stream.request.index,
@@ -46,7 +50,7 @@ def output_of(stream: RequestStream, delta: Delta) -> GenerateOutput:
     )
 
 
-def error_output(stream: RequestStream, error: ManagerError) -> GenerateOutput:
+def _error_output(stream: RequestStream, error: ManagerError) -> GenerateOutput:
     """The last piece of a request of a batch that failed."""
     return GenerateOutput(
         index=stream.request.index,
@@ -59,3 +63,41 @@ def error_output(stream: RequestStream, error: ManagerError) -> GenerateOutput:
         finish_reason=None,
         error=error,
     )
+
+
+async def outputs_of(stream: RequestStream) -> AsyncGenerator[GenerateOutput, None]:
+    """Yield the pieces of one request as they come; raises the error that ended it."""
+    while True:
+        delta = await stream.take()
+        yield _output(stream, delta)
+        if delta.finish_reason is not None:
+            return
+
+
+async def merged_outputs(streams: list[RequestStream]) -> AsyncGenerator[GenerateOutput, None]:
+    """Yield the pieces of several requests as they come, each request's in order; errors are pieces too."""
+    # room for one: what a slow reader leaves is merged in its stream, and piles up nowhere else;
+    # a wait over all of them for each piece would cost a batch of n requests n * n
+    pieces: asyncio.Queue[GenerateOutput | None] = asyncio.Queue(1)
+
+    async def feed(stream: RequestStream) -> None:
+        try:
+            async for output in outputs_of(stream):
+                await pieces.put(output)
+        except ManagerError as error:
+            await pieces.put(_error_output(stream, error))
+        await pieces.put(None)
+
+    feeders = [asyncio.create_task(feed(stream)) for stream in streams]
+    left = len(feeders)
+    try:
+        while left:
+            output = await pieces.get()
+            if output is None:
+                left -= 1
+            else:
+                yield output
+    finally:
+        for feeder in feeders:
+            feeder.cancel()
+        await asyncio.gather(*feeders, return_exceptions=True)

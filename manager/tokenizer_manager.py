@@ -38,7 +38,7 @@ from manager.inbox import Inbox
 from manager.lifecycle import Event, State
 from manager.limits import Limits
 from manager.outbox import Dispatch, Outbox
-from manager.output import GenerateOutput, error_output, output_of
+from manager.output import GenerateOutput, merged_outputs, outputs_of
 from manager.request import GenerateRequest, SingleRequest, fan_out
 from manager.sampling import NormalizedSampling
 from manager.stream import RequestStream
@@ -215,10 +215,10 @@ class TokenizerManager:
             for stream in streams:
                 self._dispatch(stream)
             if len(streams) == 1 and not request.is_batch:
-                async for output in self._outputs(streams[0]):
+                async for output in outputs_of(streams[0]):
                     yield output
             else:
-                async for output in self._merged(streams):
+                async for output in merged_outputs(streams):
                     yield output
         finally:
             for stream in streams:
@@ -331,41 +331,6 @@ class TokenizerManager:
             self._keep_flushing()
             text = f"request does not fit a ring: length={error.length}, max={error.length_max}"
             self._end(stream, ValidationError(text, field="input_ids"))
-
-    async def _outputs(self, stream: RequestStream) -> AsyncGenerator[GenerateOutput, None]:
-        while True:
-            delta = await stream.take()
-            yield output_of(stream, delta)
-            if delta.finish_reason is not None:
-                return
-
-    async def _merged(self, streams: list[RequestStream]) -> AsyncGenerator[GenerateOutput, None]:
-        """The outputs of several requests as they come, each request's in order."""
-        # room for one: what a slow reader leaves is merged in its stream, and piles up nowhere else;
-        # a wait over all of them for each piece would cost a batch of n requests n * n
-        pieces: asyncio.Queue[GenerateOutput | None] = asyncio.Queue(1)
-
-        async def feed(stream: RequestStream) -> None:
-            try:
-                async for output in self._outputs(stream):
-                    await pieces.put(output)
-            except ManagerError as error:
-                await pieces.put(error_output(stream, error))
-            await pieces.put(None)
-
-        feeders = [asyncio.create_task(feed(stream)) for stream in streams]
-        left = len(feeders)
-        try:
-            while left:
-                output = await pieces.get()
-                if output is None:
-                    left -= 1
-                else:
-                    yield output
-        finally:
-            for feeder in feeders:
-                feeder.cancel()
-            await asyncio.gather(*feeders, return_exceptions=True)
 
     def health(self) -> dict[str, PartHealth]:
         """Each part at the last look, by its label; nothing is asked of anybody, so it costs nothing.
