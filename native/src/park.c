@@ -44,6 +44,10 @@ void shr_bell_ring(shr_bell *bell) {
     syscall(SYS_futex, &bell->rung, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
 
+int shr_bell_is_rung(const shr_bell *bell) {
+    return (int)atomic_load_explicit(&bell->rung, memory_order_acquire);
+}
+
 int shr_bell_answer(shr_bell *bell) {
     return (int)atomic_exchange_explicit(&bell->rung, 0, memory_order_acquire);
 }
