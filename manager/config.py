@@ -105,6 +105,7 @@ class Settings:
             _check_power_of_two(setting, getattr(self, setting))
         _check_power_of_two("reply_capacity_bytes", self.reply_capacity_bytes)
         check_deployment_name(self.name)
+        self._check_types()
         self._check_preferred_sampling()
         self._check_cores()
         if not self.has_tokenizer and self.vocab_size is None:
@@ -115,6 +116,19 @@ class Settings:
                 "ingress ring cannot hold one prompt of the full context: "
                 f"ingress_capacity_bytes={self.ingress_capacity_bytes}, min={needed}",
                 setting="ingress_capacity_bytes",
+            )
+
+    def _check_types(self) -> None:
+        if self.tokenizer is not None and not isinstance(self.tokenizer, Path):
+            raise ConfigError(f"tokenizer must be a path: value={self.tokenizer!r}", setting="tokenizer")
+        for setting in ("has_tokenizer", "allow_auto_truncate"):
+            if not isinstance(getattr(self, setting), bool):
+                raise ConfigError(
+                    f"{setting} must be true or false: value={getattr(self, setting)!r}", setting=setting
+                )
+        if any(token_id < 0 for token_id in _int_tuple("eos_token_ids", self.eos_token_ids or ())):
+            raise ConfigError(
+                f"eos_token_ids is out of range: value={self.eos_token_ids}, min=0", setting="eos_token_ids"
             )
 
     def _check_preferred_sampling(self) -> None:
@@ -155,7 +169,7 @@ class Settings:
         if "name" not in mapping:
             raise ConfigError("name is needed", setting="name")
         values = dict(mapping)
-        if values.get("tokenizer") is not None:
+        if isinstance(values.get("tokenizer"), str):
             values["tokenizer"] = Path(values["tokenizer"])
         for setting in ("eos_token_ids", "cores"):
             if values.get(setting) is not None:

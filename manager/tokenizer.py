@@ -89,10 +89,9 @@ def load_tokenizer(path: Path | None) -> LoadedTokenizer:
 def _eos_token_ids(file: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
     """What the files beside the tokenizer say, or else what its token is called."""
     generation = _read_json(file.parent / "generation_config.json").get("eos_token_id")
-    if isinstance(generation, int):
-        return (generation,)
-    if isinstance(generation, list) and all(isinstance(item, int) for item in generation):
-        return tuple(generation)
+    listed = generation if isinstance(generation, list) else [generation]
+    if listed and all(type(item) is int for item in listed):
+        return tuple(listed)
     eos = _read_json(file.parent / "tokenizer_config.json").get("eos_token")
     content = eos.get("content") if isinstance(eos, dict) else eos
     candidates = (content,) if isinstance(content, str) else _EOS_CONTENTS
