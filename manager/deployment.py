@@ -114,6 +114,11 @@ class Deployment:
         self._table: shmring.Blob | None = None
         choice = facts.decoding
         table = b"" if choice is None else choice.table_bytes()
+        # first: a dead predecessor's rings take room, and it may have had more workers than we have
+        _remove_dead(
+            [settings.name, table_name(settings.name), *ring_names(settings.name, WORKERS_MAX)],
+            there={info.name for info in shmring.list_rings()},
+        )
         _check_room(settings, len(table))
         try:
             self._make_rings(settings)
@@ -223,9 +228,17 @@ def remove_leftovers(manifest: Manifest) -> list[str]:
 
     Called by the parts that outlive their manager, so that a kill leaves nothing behind.
     """
+    return _remove_dead(
+        [manifest.name, table_name(manifest.name), *ring_names(manifest.name, manifest.shards)]
+    )
+
+
+def _remove_dead(names: list[str], there: set[str] | None = None) -> list[str]:
+    """Remove those of the names whose owners are dead; returns them. `there`: no others exist."""
     removed = []
-    names = [manifest.name, table_name(manifest.name), *ring_names(manifest.name, manifest.shards)]
     for name in names:
+        if there is not None and name not in there:
+            continue
         try:
             shmring.unlink(name)
         except (OSError, shmring.ShmringError):  # gone, alive again, or somebody else's
