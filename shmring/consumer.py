@@ -11,19 +11,21 @@ import os
 from typing import TYPE_CHECKING
 
 from shmring._fast import ConsumerCore
+from shmring.aio import waiter_of_loop
 from shmring.end import Attachment, PeerState, producer_state
 from shmring.errors import EndOfRing
 from shmring.layout import Role
 from shmring.segment import attach_mapping
 from shmring.statistics import RingStatistics, statistics_of
-from shmring.waiter import WaitPolicy
+from shmring.waiter import Deadline, WaitPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
     from types import TracebackType
 
     from typing_extensions import Self
 
+    from shmring._fast import Record
     from shmring.segment import Mapping
 
 
@@ -47,7 +49,8 @@ class Consumer(ConsumerCore):
         """Take the consuming end of the ring `name`, waiting up to `timeout_s` for it to be made.
 
         `takeover`: a producer that went will be replaced by another, so its end is no error here;
-        ask `peer_state()`. `poison`: overwrite released bytes, so that a use after release shows.
+        ask `peer_state()`. `poison`: overwrite released bytes, so that a use after release shows; the
+        environment variable SHMRING_POISON=1 says so for every consumer.
         Raises RoleTakenError if a living process is the consumer, and what `attach_mapping` raises.
         """
         mapping = attach_mapping(name, writable=True, timeout_s=timeout_s)
@@ -56,6 +59,7 @@ class Consumer(ConsumerCore):
     @classmethod
     def _of(cls, mapping: Mapping, policy: WaitPolicy, *, takeover: bool, poison: bool) -> Self:
         consumer = cls.__new__(cls)
+        poison = poison or os.environ.get("SHMRING_POISON", "0") not in ("", "0")
 
         def open_core(m: Mapping) -> None:
             consumer._open(
@@ -93,6 +97,39 @@ class Consumer(ConsumerCore):
                 return
             assert record is not None, "pop without a timeout returns a record or raises"
             yield record
+
+    async def pop_async(self, timeout_s: float | None = None) -> bytes | None:
+        """As pop, while the event loop goes on. Cancelling it takes nothing out of the ring."""
+        deadline = Deadline(timeout_s)
+        while True:
+            record = self.try_pop()
+            if record is not None or not await self._is_readable_async(timeout_s, deadline):
+                return record
+
+    async def drain_async(self, max_records: int, timeout_s: float | None = None) -> list[Record]:
+        """As drain, waiting up to `timeout_s` for the first record while the event loop goes on."""
+        deadline = Deadline(timeout_s)
+        while True:
+            records = self.drain(max_records)
+            if records or not await self._is_readable_async(timeout_s, deadline):
+                return records
+
+    async def _is_readable_async(self, timeout_s: float | None, deadline: Deadline) -> bool:
+        """Wait until a try is worth it. False: the time is over."""
+        left_s = None if timeout_s is None else deadline.left_s()
+        if left_s == 0:
+            return False
+        return await (await waiter_of_loop()).wait_until_readable(self, left_s)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """Yield every record as bytes until the producer finishes, while the event loop goes on."""
+        while True:
+            try:
+                record = await self.pop_async()
+            except EndOfRing:
+                return
+            if record is not None:
+                yield record
 
     def peer_state(self) -> PeerState:
         """What is known of the producer. One system call."""

@@ -12,6 +12,7 @@ import os
 from typing import TYPE_CHECKING
 
 from shmring._fast import ProducerCore
+from shmring.aio import waiter_of_loop
 from shmring.end import Attachment, PeerState, consumer_state
 from shmring.errors import ClaimError, RecordTooLargeError, RingClosedError
 from shmring.layout import Role
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-    from typing_extensions import Self
+    from typing_extensions import Buffer, Self
 
     from shmring.segment import Mapping
 
@@ -223,6 +224,22 @@ class Producer(ProducerCore):
                     return True
                 spin_ns = 0
         return False
+
+    async def push_async(
+        self, payload: Buffer, timeout_s: float | None = None, type: int = 0, flags: int = 0
+    ) -> bool:
+        """As push, while the event loop goes on. Cancelled, it has pushed nothing.
+
+        The payload is read when there is room: leave it as it is until then.
+        """
+        deadline = Deadline(timeout_s)
+        while not self.try_push(payload, type, flags):
+            left_s = None if timeout_s is None else deadline.left_s()
+            if left_s == 0:
+                return False
+            length = memoryview(payload).nbytes
+            await (await waiter_of_loop()).wait_until_writable(self, length, left_s)
+        return True
 
     def peer_state(self) -> PeerState:
         """What is known of the consumer. One system call."""

@@ -12,11 +12,11 @@ import time
 from typing import TYPE_CHECKING, NoReturn
 
 from shmring._native import ffi, lib
-from shmring.errors import Answer, CorruptRingError, RingClosedError
+from shmring.errors import Answer, CorruptRingError, RingClosedError, ShmringError
 from shmring.segment import check_timeout
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
@@ -50,6 +50,11 @@ class Bell:
     def ring(self) -> None:
         """End the wait that is going on, or the next one. Safe from any thread."""
         lib.shr_bell_ring(self._bell)
+
+    @property
+    def is_rung(self) -> bool:
+        """True until the next answer if it was rung."""
+        return bool(lib.shr_bell_is_rung(self._bell))
 
     def answer(self) -> bool:
         """True if it was rung since the last answer."""
@@ -99,6 +104,47 @@ class WaitSet:
         """Tell whether the process at the other end of one of them died. One system call a ring."""
         consumers, producers, _ = self._keep
         return any(c._is_peer_lost() for c in consumers) or any(p._is_peer_lost() for p in producers)
+
+    def states(self) -> list[tuple[Consumer | Producer, ShmringError | None]]:
+        """Look at each end: those that have something to try, and what is wrong where something is.
+
+        An end whose peer has finished or died is one to try: the try says so.
+        """
+        consumers, producers, _ = self._keep
+        found: dict[Consumer | Producer, ShmringError | None] = {}
+        for i, consumer in enumerate(consumers):
+            self._look(consumer, lib.shr_readable(self._consumers[i]), consumer.is_readable, found)
+        for i, producer in enumerate(producers):
+            answer = lib.shr_writable(self._producers[i], self._needs[i])
+            self._look(producer, answer, producer.free_bytes, found)
+        return list(found.items())
+
+    def ready(self) -> list[Consumer | Producer | Bell]:
+        """List the ends to try, and the bell if it was rung. Raises what is wrong with any."""
+        ready: list[Consumer | Producer | Bell] = []
+        for end, problem in self.states():
+            if problem is not None:
+                raise problem
+            ready.append(end)
+        bell = self._keep[2]
+        if bell is not None and bell.is_rung:
+            ready.append(bell)
+        return ready
+
+    @staticmethod
+    def _look(
+        end: Consumer | Producer,
+        answer: int,
+        again: Callable[[], object],
+        found: dict[Consumer | Producer, ShmringError | None],
+    ) -> None:
+        if answer in (Answer.CORRUPT, Answer.UNUSABLE):
+            try:
+                again()
+            except ShmringError as error:
+                found[end] = error
+        elif answer != Answer.NOT_NOW or end._is_peer_lost():
+            found[end] = None
 
     def wait_slice(self, timeout_s: float, spin_ns: int) -> bool:
         """Wait once, at most `timeout_s`. False: nothing yet, or a signal came.
@@ -157,21 +203,24 @@ def wait_any(
     producers: Sequence[tuple[Producer, int]] = (),
     bell: Bell | None = None,
     policy: WaitPolicy = WaitPolicy.BALANCED,
-) -> bool:
+) -> list[Consumer | Producer | Bell]:
     """Wait until one of several rings has something to read, or room, with one system call.
 
-    `producers` are pairs of a producer and the payload bytes it wants room for. True: try them.
-    False: `timeout_s` has passed. A peer's end or, within a second, its death ends the wait too:
-    the next try says so. Not for an end that was attached with `takeover`.
+    `producers` are pairs of a producer and the payload bytes it wants room for. Returns the ends to try,
+    in the order given, and the bell if it was rung; an empty list: `timeout_s` has passed. A
+    peer's end or, within a second, its death ends the wait too: the next try says so. Not for an
+    end that was attached with `takeover`.
     """
     deadline = Deadline(timeout_s)
     spin_ns = policy.value
     with WaitSet(consumers, producers, bell) as waitset:
         while True:
-            if waitset.wait_slice(min(deadline.left_s(), CHECK_INTERVAL_S), spin_ns):
-                return True
-            if waitset.has_lost_peer():
-                return True
+            if waitset.wait_slice(min(deadline.left_s(), CHECK_INTERVAL_S), spin_ns) or (
+                waitset.has_lost_peer()
+            ):
+                ready = waitset.ready()
+                if ready:
+                    return ready
             if deadline.is_over:
-                return False
+                return []
             spin_ns = 0

@@ -59,7 +59,8 @@ def consume(name: str, handle: Callable[[bytes], None]) -> None:
             rows: int = frame.rows
             print(one, total, rows, "notes" in frame)
         consumer.release()
-        print(shmring.wait_any([consumer], timeout_s=1.0))
+        ready: list[shmring.Consumer | shmring.Producer | shmring.Bell] = shmring.wait_any([consumer], 1.0)
+        print(ready)
 
 
 async def consume_in_asyncio(consumer: shmring.Consumer) -> list[bytes]:
@@ -70,6 +71,15 @@ async def consume_in_asyncio(consumer: shmring.Consumer) -> list[bytes]:
         return []
     finally:
         waiter.close()
+
+
+async def pass_on(consumer: shmring.Consumer, producer: shmring.Producer) -> None:
+    async for record in consumer:
+        pushed: bool = await producer.push_async(record, timeout_s=1.0)
+        print(pushed)
+    one: bytes | None = await consumer.pop_async(timeout_s=1.0)
+    several: list[shmring.Record] = await consumer.drain_async(8)
+    print(one, several)
 
 
 def look() -> dict[str, int]:

@@ -560,6 +560,17 @@ def test_backlog_counts_what_was_not_drained(producer, consumer):
     assert consumer.is_readable() is False
 
 
+@pytest.mark.parametrize(("value", "is_on"), [("1", True), ("yes", True), ("0", False), ("", False)])
+def test_the_environment_turns_poison_on_for_every_consumer(ring, producer, monkeypatch, value, is_on):
+    """To look for a use after release in a whole deployment nobody wants to change its code."""
+    monkeypatch.setenv("SHMRING_POISON", value)
+    with ring.consumer() as consumer:
+        producer.push(b"secret")
+        view = consumer.drain(1)[0].payload
+        consumer.release()
+        assert bytes(view) == (b"\xdb" * 6 if is_on else b"secret")
+
+
 def test_poison_overwrites_what_was_released_and_nothing_else(ring, producer):
     """A use after release must show in the test run, not in production."""
     with ring.consumer(poison=True) as consumer:
@@ -736,7 +747,7 @@ def test_a_producer_learns_of_the_consumers_end_when_it_is_full(ring, producer):
         producer.claim(57)
     with pytest.raises(shmring.EndOfRing):
         producer.wait_until_writable(57)
-    assert shmring.wait_any([], producers=[(producer, 57)]) is True
+    assert shmring.wait_any([], producers=[(producer, 57)]) == [producer]
 
 
 def test_an_end_dropped_without_close_counts_as_lost(ring, producer):
