@@ -14,7 +14,7 @@ from shmring import layout
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "reference" / "layout.md").read_text(encoding="utf-8")
-LENGTHS = {"u64": 8, "u32": 4, "u64[64]": 512, "end": 32, "statistics": 80}
+LENGTHS = {"u64": 8, "u32": 4, "u64[64]": 512, "end": 32, "statistics": 88}
 
 COMPILER = shutil.which("cc") or shutil.which("gcc")
 
