@@ -123,8 +123,8 @@ class Inbox:
         if not named:
             log.error("reply frame was rejected and names no request, so they will hang: why=%s", error)
         for request_id in named:
-            self._receiver.on_fail(request_id, InternalError(f"internal error: malformed reply: {error}"))
             self._receiver.on_abort_asked(request_id)
+            self._receiver.on_fail(request_id, InternalError(f"internal error: malformed reply: {error}"))
 
 
 def _error_of(status: int, text: str) -> ManagerError:

@@ -449,6 +449,9 @@ class TokenizerManager:
     def on_abort_asked(self, request_id: int) -> None:
         """Pass a worker's wish on to the scheduler."""
         self._outbox.abort(request_id)
+        if request_id in self._streams:
+            # it ends by a reply that could not be read: its worker takes it for alive
+            self._outbox.deregister(request_id)
         self._keep_flushing()
 
     def on_result(self, control_id: int, payload: bytes) -> None:

@@ -29,6 +29,7 @@ from manager import (
     TokenizerManager,
     UnavailableError,
     ValidationError,
+    messages,
 )
 from manager.deployment import egress_name, register_name, reply_name
 from manager.detokenize import load_decoder
@@ -694,6 +695,38 @@ def test_a_stop_string_found_by_a_worker_stops_the_scheduler(ring_name: str) -> 
             await world.settle()
             assert client.text == "one "
             assert client.reason == {"type": "stop", "matched": "STOP"}
+            assert world.aborts == [world.requests["a"]]
+            assert world.is_empty()
+
+    run(work())
+
+
+def test_a_reply_that_cannot_be_read_leaves_nothing_in_the_worker(ring_name: str) -> None:
+    """The worker takes its reply for read: without a word it keeps the request for ever."""
+
+    async def work() -> None:
+        async with World(ring_name, workers=1) as world:
+            client = Client(world.manager, text="x", rid="a")
+            await world.arrive("a")
+            world.push("a", "hi")
+            await world.settle()
+            assert messages.TEXT.push(
+                world._shards[0]._reply,
+                1,
+                np.array([world.requests["a"]], np.uint64),
+                *messages.pack_bytes([b"\xff"]),
+                np.zeros(1, np.uint32),
+                np.empty(0, np.int32),
+                np.zeros(1, np.uint32),
+                np.zeros(1, np.uint8),
+                None,
+                None,
+                None,
+            )
+            await client.end()
+            assert client.text == "hi"
+            assert isinstance(client.error, InternalError)
+            await world.settle()
             assert world.aborts == [world.requests["a"]]
             assert world.is_empty()
 
