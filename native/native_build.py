@@ -9,7 +9,9 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).parent
-SOURCES = [f"native/src/{name}.c" for name in ("end", "producer", "consumer", "park", "segment", "guard", "frame")]
+SOURCES = [
+    f"native/src/{name}.c" for name in ("end", "producer", "consumer", "park", "segment", "guard", "frame")
+]
 
 ffibuilder = FFI()
 ffibuilder.cdef((HERE / "cdefs.h").read_text())
