@@ -7,6 +7,8 @@ that dies in between leaves it to the next consumer, which gets it again. "Empty
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import os
 from typing import TYPE_CHECKING
 
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
 
     from shmring._fast import Record
     from shmring.segment import Mapping
+
+
+#: Records that `async for` takes from a full ring before other tasks of the loop have their turn.
+RECORDS_AT_ONCE = 64
 
 
 class Consumer(ConsumerCore):
@@ -99,7 +105,10 @@ class Consumer(ConsumerCore):
             yield record
 
     async def pop_async(self, timeout_s: float | None = None) -> bytes | None:
-        """As pop, while the event loop goes on. Cancelling it takes nothing out of the ring."""
+        """As pop, while the event loop goes on. Cancelling it takes nothing out of the ring.
+
+        While records are there it does not give way to other tasks; `async for` does.
+        """
         deadline = Deadline(timeout_s)
         while True:
             record = self.try_pop()
@@ -123,13 +132,15 @@ class Consumer(ConsumerCore):
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         """Yield every record as bytes until the producer finishes, while the event loop goes on."""
-        while True:
+        for number in itertools.count(1):
             try:
                 record = await self.pop_async()
             except EndOfRing:
                 return
-            if record is not None:
-                yield record
+            assert record is not None, "pop_async without a timeout returns a record or raises"
+            yield record
+            if number % RECORDS_AT_ONCE == 0:
+                await asyncio.sleep(0)  # a producer that is faster than we are must not stop the loop
 
     def peer_state(self) -> PeerState:
         """What is known of the producer. One system call."""

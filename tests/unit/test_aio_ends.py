@@ -83,6 +83,28 @@ def test_a_hundred_thousand_records_in_bursts_while_the_loop_goes_on(ends):
     assert ticks > 0
 
 
+def test_a_full_ring_does_not_keep_the_loop_to_itself(ends):
+    """A producer that is always ahead would stop every other task of the server."""
+    producer, consumer = ends
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    async def scene() -> None:
+        sent = testing.fill(producer, b"")
+        producer.close()
+        task = asyncio.create_task(other())
+        assert sum([1 async for _ in consumer]) == sent
+        assert turns >= sent // 100
+        task.cancel()
+
+    run(scene())
+
+
 def test_a_thousand_cancelled_pops_lose_nothing(ends):
     """A client that goes away while we wait for its token must not take somebody else's along."""
     producer, consumer = ends
