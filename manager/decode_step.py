@@ -13,7 +13,7 @@ in the same frame, are left out like those of requests that nobody knows.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
     #: A frame that is to be sent: its schema, its rows, its columns.
     Reply = tuple[Schema, int, tuple[ColumnData, ...]]
+
+
+_FRESH_TEXT: Final = int(messages.BatchFlag.FRESH_TEXT)  # an enum's `&` takes half a microsecond
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +298,7 @@ class PlainStep:
 
 def is_fresh(record: Record) -> bool:
     """Whether the texts of a batch record do not continue their prompts."""
-    return bool(record.flags & messages.BatchFlag.FRESH_TEXT)
+    return bool(record.flags & _FRESH_TEXT)
 
 
 def _late_rows(batch: Batch) -> list[int]:

@@ -11,7 +11,6 @@ and a program that runs a shard in a thread of its own is not held up by a large
 
 from __future__ import annotations
 
-import contextlib
 import errno
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
@@ -277,12 +276,15 @@ class TableStep:
                 )
                 outcome.replies.append((messages.TEXT, answer.rows, columns))
             return outcome
-        with contextlib.ExitStack() as undo:
-            undo.callback(claim.abort)
+        try:
             length = self._say(cuts, ffi.from_buffer("uint8_t[]", claim.payload), bound)
-            if length:
-                undo.pop_all()
-                claim.commit(length, messages.ReplyType.TEXT)
+        except BaseException:
+            claim.abort()
+            raise
+        if length:
+            claim.commit(length, messages.ReplyType.TEXT)
+        else:
+            claim.abort()
         return outcome
 
     def _say(self, cuts: bytes, out: CData, capacity: int) -> int:

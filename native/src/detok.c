@@ -52,6 +52,29 @@ static unsigned subpart_length(const uint8_t *p, size_t length, unsigned wanted)
     return n;
 }
 
+/* Most tokens are shorter than a call of memcpy is long. Two copies that overlap do for 4 to 16
+ * bytes, and neither reads nor writes beyond them. */
+static void copy(uint8_t *to, const uint8_t *from, size_t length) {
+    if (length > 16) {
+        memcpy(to, from, length);
+    } else if (length >= 8) {
+        uint64_t first, last;
+        memcpy(&first, from, 8);
+        memcpy(&last, from + length - 8, 8);
+        memcpy(to, &first, 8);
+        memcpy(to + length - 8, &last, 8);
+    } else if (length >= 4) {
+        uint32_t first, last;
+        memcpy(&first, from, 4);
+        memcpy(&last, from + length - 4, 4);
+        memcpy(to, &first, 4);
+        memcpy(to + length - 4, &last, 4);
+    } else {
+        while (length-- > 0)
+            *to++ = *from++;
+    }
+}
+
 static uint8_t *say_assembled(const struct detok_table *table, const uint8_t *character, unsigned length,
                               uint8_t *out) {
     if (length == table->swap_from_length && memcmp(character, table->swap_from, length) == 0) {
@@ -170,7 +193,7 @@ uint8_t *detok_say_id(const struct detok_table *table, struct detok_state *state
     uint8_t *start = out;
     state->flags &= (uint8_t)~DETOK_AT_FIRST;
     if (state->pending_length == 0 && (flags & DETOK_ID_WHOLE)) {
-        memcpy(out, text, length);
+        copy(out, text, length);
         out += length;
     } else {
         out = say_bytes(table, state, text, length, out);
