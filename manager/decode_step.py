@@ -8,6 +8,10 @@ The rules of a row, in order: a stop token that matched is dropped, unless the r
 ids become text; stop strings are looked for, from the token on that is number `min_new_tokens`;
 an end that the scheduler tells flushes what is held back. Rows behind the end of their request,
 in the same frame, are left out like those of requests that nobody knows.
+
+Ids are reported in the step in which they come, and text when it is complete and cannot become a
+stop any more. So the ids reported so far always make at least the text that was sent, and at the
+end both are complete.
 """
 
 from __future__ import annotations

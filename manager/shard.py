@@ -150,9 +150,11 @@ class DetokShard:
             self.counters.rejected_frames += 1
             named = messages.recover_request_ids(record)
             log.error("registration was rejected: requests=%d, why=%s", len(named), error)  # noqa: TRY400
-            text = f"internal error: malformed registration: {error}"
+            status, text = _STATUS_INTERNAL, f"internal error: malformed registration: {error}"
+            if isinstance(error, UnavailableError):
+                status, text = UnavailableError.status, str(error)
             self._ask_aborts(named)
-            self._push_failures(named, _STATUS_INTERNAL, [text] * len(named))
+            self._push_failures(named, status, [text] * len(named))
 
     def _apply(self, record: Record) -> None:
         if record.type == messages.RegisterType.REGISTER:

@@ -12,6 +12,7 @@ and a program that runs a shard in a thread of its own is not held up by a large
 from __future__ import annotations
 
 import errno
+import weakref
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
@@ -39,6 +40,9 @@ _ROWS_FIRST: Final = 256
 #: Compiled sets of stop strings that are kept while nobody uses them: how many, and their bytes.
 _SETS_MAX: Final = 1024
 _SETS_BYTES_MAX: Final = 1 << 24
+#: Bytes of all compiled sets, those in use included: the longest stop strings that are let in take
+#: 5 MiB a request, and thousands of requests may ask for others each.
+_ALL_SETS_BYTES_MAX: Final = 1 << 28
 
 _PLACE_LENGTH: Final = ffi.sizeof("struct detok_request")
 _NODE_LENGTH: Final = ffi.sizeof("struct detok_stop_node")
@@ -76,22 +80,35 @@ class _StopSet:
 class _StopSets:
     """Compiled sets, so that requests with the same stop strings share one. Oldest forgotten first."""
 
-    def __init__(self) -> None:
-        self._sets: OrderedDict[tuple[str, ...], _StopSet] = OrderedDict()
-        self._length = 0
+    def __init__(self, bytes_max: int = _ALL_SETS_BYTES_MAX) -> None:
+        self._kept: OrderedDict[tuple[str, ...], _StopSet] = OrderedDict()
+        self._kept_length = 0
+        self._all_length = 0
+        self._bytes_max = bytes_max
 
     def of(self, stops: tuple[str, ...]) -> _StopSet:
-        found = self._sets.get(stops)
+        """The set of these stop strings; UnavailableError if there is no room for one more."""
+        found = self._kept.get(stops)
         if found is not None:
-            self._sets.move_to_end(stops)
+            self._kept.move_to_end(stops)
             return found
         made = _StopSet(stops)
-        self._sets[stops] = made
-        self._length += made.length
-        while len(self._sets) > _SETS_MAX or (self._length > _SETS_BYTES_MAX and len(self._sets) > 1):
-            _, oldest = self._sets.popitem(last=False)
-            self._length -= oldest.length
+        if self._all_length + made.length > self._bytes_max:
+            raise UnavailableError(
+                "stop strings of all requests take too much memory: "
+                f"bytes={self._all_length + made.length}, max={self._bytes_max}"
+            )
+        self._all_length += made.length
+        weakref.finalize(made, self._forget, made.length).atexit = False
+        self._kept[stops] = made
+        self._kept_length += made.length
+        while len(self._kept) > _SETS_MAX or (self._kept_length > _SETS_BYTES_MAX and len(self._kept) > 1):
+            _, oldest = self._kept.popitem(last=False)
+            self._kept_length -= oldest.length
         return made
+
+    def _forget(self, length: int) -> None:
+        self._all_length -= length
 
 
 class TableStep:
@@ -132,7 +149,7 @@ class TableStep:
         if 2 * (self._requests.count + 1) > self._requests.capacity:
             self._grow()
         tail = np.ascontiguousarray(options.prompt_tail)
-        lib.detok_request_open(
+        result = lib.detok_request_open(
             self._c_table,
             self._requests,
             request_id,
@@ -143,6 +160,7 @@ class TableStep:
             ffi.from_buffer("int32_t[]", tail),
             len(tail),
         )
+        assert result == 0, "there was room, or it has grown"
         if stop_set is not None:
             self._sets_in_use[request_id] = stop_set
 
