@@ -2,7 +2,7 @@
 # make test    all tests, those in C too
 # make docs    the code on the pages, their links, their tables
 # make lint    formatters, linters, types, layers, the repository's own rules
-# make bench   the benchmarks, if there are any
+# make bench   the benchmarks, a short form: two minutes; the peers of the package index that install
 # make clean   everything back to the checkout; downloads in .cache/ stay
 #
 # Needs Linux, Python 3.10 or newer with its headers (PYTHON=python3.12 chooses one), a C compiler and
@@ -17,6 +17,7 @@ PYTHON ?= python3
 VENV ?= .venv
 DEMO_NAME ?= demo
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
 BIN := $(VENV)/bin
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
@@ -40,7 +41,8 @@ $(VENV)/.made-$(VERSION):
 $(VENV)/.plain-$(VERSION): EXTRA :=
 $(VENV)/.test-$(VERSION): EXTRA := [test]
 $(VENV)/.lint-$(VERSION): EXTRA := [lint,test]
-$(VENV)/.plain-$(VERSION) $(VENV)/.test-$(VERSION) $(VENV)/.lint-$(VERSION): $(VENV)/.made-$(VERSION) $(PACKAGE)
+$(VENV)/.bench-$(VERSION): EXTRA := [bench]
+$(VENV)/.plain-$(VERSION) $(VENV)/.test-$(VERSION) $(VENV)/.lint-$(VERSION) $(VENV)/.bench-$(VERSION): $(VENV)/.made-$(VERSION) $(PACKAGE)
 	rm -rf build shmring/*.so manager/*.so
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.$(EXTRA)'
 	touch $@
@@ -73,8 +75,8 @@ lint: $(VENV)/.lint-$(VERSION)
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/pytest -q -p no:randomly tests/tidy tests/typing
 
-bench: $(VENV)/.plain-$(VERSION)
-	@if [ -f benchmarks/run.py ]; then $(BIN)/python benchmarks/run.py; else echo "there are no benchmarks here"; fi
+bench: $(VENV)/.bench-$(VERSION)
+	$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info shmring/*.so manager/*.so shmring/_native.c manager/_detok.c

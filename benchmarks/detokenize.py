@@ -14,7 +14,7 @@ Ours is measured twice: `core`, the decoder alone, from ids into the reply ring,
 committed by the calls of C that a Claim wraps; and `step`, all that a worker does, from a frame
 in its egress ring to a frame in its reply ring.
 """
-# ruff: noqa: D101, D102, SLF001, RUF001
+# ruff: noqa: SLF001, RUF001
 
 from __future__ import annotations
 
