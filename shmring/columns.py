@@ -37,7 +37,7 @@ class Shape(enum.IntEnum):
     FLAT = 0
     """One a row."""
     RAGGED = 1
-    """As many a row as its counts column says; all rows back to back."""
+    """As many as its counts column says, all back to back: counts for each row, or for each item of a row."""
     FREE = 2
     """Any number; the reader knows."""
 
@@ -50,7 +50,7 @@ class Column:
     dtype: npt.DTypeLike
     shape: Shape = Shape.FLAT
     counts: str | None = None
-    """Ragged: the name of the flat uint32 column that holds one count a row, earlier in the schema."""
+    """Ragged: an earlier uint32 column of counts, flat (one a row) or ragged itself (rows of rows)."""
     is_optional: bool = False
     """May be absent from a frame."""
 

@@ -60,7 +60,7 @@ static int lay_out_column(FrameLayout *self, uint32_t i, PyObject *entry, PyObje
         shape > COLUMN_FREE ||
         (shape == COLUMN_RAGGED &&
          (counts_index >= (unsigned int)i || self->columns[counts_index].itemsize != 4 ||
-          self->columns[counts_index].kind != 'u' || self->columns[counts_index].shape != COLUMN_FLAT))) {
+          self->columns[counts_index].kind != 'u' || self->columns[counts_index].shape == COLUMN_FREE))) {
         PyErr_Format(PyExc_ValueError, "column cannot be laid out: column=%U", name);
         return -1;
     }

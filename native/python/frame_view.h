@@ -12,7 +12,7 @@ enum column_shape { COLUMN_FLAT = 0, COLUMN_RAGGED = 1, COLUMN_FREE = 2 };
 struct column {
     PyArray_Descr *descr;
     uint32_t itemsize;
-    uint32_t counts_index; /* ragged: the column that holds one count a row */
+    uint32_t counts_index; /* ragged: an earlier column of counts, itself flat or ragged */
     uint8_t shape;
     uint8_t optional;
     char kind;          /* i u f b V */

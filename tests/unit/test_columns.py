@@ -360,6 +360,14 @@ def test_structures_are_told_apart_by_their_fields(ends):
         ([Column("n", "i4"), Column("v", "i4", Shape.RAGGED, "n")], "cannot be laid out"),
         ([Column("n", "u8"), Column("v", "i4", Shape.RAGGED, "n")], "cannot be laid out"),
         ([Column("n", "u4", Shape.FREE), Column("v", "i4", Shape.RAGGED, "n")], "cannot be laid out"),
+        (
+            [
+                Column("n", "u4"),
+                Column("m", "i4", Shape.RAGGED, "n"),
+                Column("v", "i4", Shape.RAGGED, "m"),
+            ],
+            "cannot be laid out",
+        ),
         ([Column(f"c{i}", "u4") for i in range(65)], "too many columns"),
     ],
 )
@@ -367,6 +375,67 @@ def test_a_schema_that_cannot_work_is_refused_when_it_is_made(columns, text):
     """At import, where its author sees it."""
     with pytest.raises(ValueError, match=text):
         Schema("s", 1, columns)
+
+
+NESTED = Schema(
+    "nested",
+    8,
+    [
+        Column("ids", np.uint64),
+        Column("counts", np.uint32, is_optional=True),
+        Column("lengths", np.uint32, Shape.RAGGED, "counts", is_optional=True),
+        Column("values", np.float32, Shape.RAGGED, "lengths", is_optional=True),
+    ],
+)
+
+
+def nested(counts: list[int], lengths: list[int], values: int) -> list[np.ndarray]:
+    return [
+        np.arange(len(counts), dtype=np.uint64),
+        np.array(counts, np.uint32),
+        np.array(lengths, np.uint32),
+        np.arange(values, dtype=np.float32),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("counts", "lengths", "values"), [([], [], 0), ([0, 0], [], 0), ([2, 0, 1], [3, 0, 4], 7)]
+)
+def test_rows_of_rows_come_out_as_they_went_in(counts, lengths, values, ends):
+    """A row of positions, each with several values: none of them may move to the next."""
+    producer, consumer = ends
+    sent = nested(counts, lengths, values)
+    assert NESTED.push(producer, len(counts), *sent)
+    frame = NESTED.read(consumer.drain(1)[0])
+    assert [column.tolist() for column in frame.columns()] == [column.tolist() for column in sent]
+
+
+@pytest.mark.parametrize(
+    ("counts", "lengths", "values", "column"),
+    [
+        ([2, 1], [1, 1], 2, "lengths"),
+        ([2, 0], [1, 1, 1], 3, "lengths"),
+        ([2, 1], [1, 1, 1], 2, "values"),
+        ([2, 1], [1, 1, 1], 4, "values"),
+        ([1], [2**32 - 1], 1, "values"),
+    ],
+)
+def test_rows_of_rows_have_exactly_the_lengths_they_say(counts, lengths, values, column, ends):
+    """One too many or too few shifts everything behind it, to the end of the column."""
+    producer, consumer = ends
+    with pytest.raises(shmring.ColumnError, match="as many items") as refused:
+        NESTED.push(producer, len(counts), *nested(counts, lengths, values))
+    assert refused.value.column == column
+    assert consumer.drain(1) == []
+
+
+def test_rows_of_rows_need_each_level_of_counts(ends):
+    """Values without the lengths that part them are nobody's."""
+    producer, _ = ends
+    ids, counts, _, values = nested([1], [2], 2)
+    with pytest.raises(shmring.ColumnError, match="its counts are not"):
+        NESTED.push(producer, 1, ids, counts, None, values)
+    assert NESTED.push(producer, 1, ids, None, None, None)
 
 
 @pytest.mark.parametrize("record_type", [-1, 256])
