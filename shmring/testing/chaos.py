@@ -437,7 +437,7 @@ class _Life:
     def _produce(self, producer: Producer) -> None:
         board, dice = self._board, self._dice
         number = self._take_up(producer.position, Word.PUBLISHED, Word.PUBLISHING)
-        ways = (self._push, self._push_batch, self._push_claim)
+        ways = (self._push, self._push_batch, self._push_many, self._push_claim)
         while not board[Word.STOPPING]:
             try:
                 number = dice.choice(ways)(producer, number)
@@ -470,6 +470,15 @@ class _Life:
         self._board[Word.PUBLISHED] = end
         return number + count
 
+    def _push_many(self, producer: Producer, number: int) -> int:
+        count = self._dice.randint(1, BATCH_MAX)
+        self._board[Word.PUBLISHING] = self._records.end(number + count - 1)
+        sent = producer.push_many([self._records.payload(number + i) for i in range(count)])
+        if sent == 0:
+            return self._push(producer, number)
+        self._board[Word.PUBLISHED] = self._records.end(number + sent - 1)
+        return number + sent
+
     def _push_claim(self, producer: Producer, number: int) -> int:
         payload, end = self._records.payload(number), self._records.end(number)
         spare = self._dice.randint(0, producer.payload_length_max - len(payload)) % 300
@@ -491,7 +500,7 @@ class _Life:
     def _consume(self, consumer: Consumer) -> None:
         board, dice = self._board, self._dice
         number = self._take_up(consumer.position, Word.RELEASED, Word.RELEASING)
-        ways = (self._pop, self._drain)
+        ways = (self._pop, self._pop_many, self._drain)
         while True:
             try:
                 number = dice.choice(ways)(consumer, number)
@@ -529,6 +538,18 @@ class _Life:
         self._board[Word.RELEASED] = end
         self._saw(number, record)
         return number + 1
+
+    def _pop_many(self, consumer: Consumer, number: int) -> int:
+        count = self._dice.randint(1, BATCH_MAX)
+        upto = self._records.end(number + count - 1)
+        self._board[Word.RELEASING] = max(upto, self._board[Word.RELEASING])
+        payloads = consumer.pop_many(count)
+        if not payloads:
+            return self._pop(consumer, number)
+        self._board[Word.RELEASED] = self._records.end(number + len(payloads) - 1)
+        for index, payload in enumerate(payloads):
+            self._saw(number + index, payload)
+        return number + len(payloads)
 
     def _drain(self, consumer: Consumer, number: int) -> int:
         drained = consumer.drain_wait(self._dice.randint(1, BATCH_MAX), timeout_s=0.05)
