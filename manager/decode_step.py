@@ -226,18 +226,19 @@ class PlainStep:
         pieces = self._pieces(batch, outputs, completion_counts)
         texts = []
         ended: set[int] = set()
+        codes = batch.codes.tolist()  # a list: to compare numpy's numbers with an enum takes microseconds
         for row, output in enumerate(outputs):
             if batch.ids[row] in ended:  # late
                 texts.append(b"")
-            elif output.matcher is None and batch.codes[row] == FinishCode.NONE:
+            elif output.matcher is None and codes[row] == FinishCode.NONE:
                 output.completion_count += completion_counts[row]
                 texts.append(pieces[row][1])
             else:
                 texts.append(
                     self._finish_row(batch, row, output, pieces[row], completion_counts[row], outcome)
                 )
-            if batch.codes[row] != FinishCode.NONE:
-                ended.add(batch.ids[row])
+                if int(batch.codes[row]) != FinishCode.NONE:
+                    ended.add(batch.ids[row])
         return texts
 
     def _pieces(
@@ -285,6 +286,8 @@ class PlainStep:
             is_armed = output.completion_count >= output.options.min_new_tokens
             delta = b""
             for piece, armed in ((pieces[0], False), (pieces[1], True), (at_end, is_armed)):
+                if not piece:
+                    continue
                 step = matcher.push(piece, armed=armed)
                 delta += step.text
                 if step.matched is not None:
@@ -310,10 +313,10 @@ def _late_rows(batch: Batch) -> list[int]:
     if not batch.codes.any():
         return []
     late, ended = [], set()
-    for row, request_id in enumerate(batch.ids):
+    for row, (request_id, code) in enumerate(zip(batch.ids, batch.codes.tolist(), strict=True)):
         if request_id in ended:
             late.append(row)
-        elif batch.codes[row] != FinishCode.NONE:
+        elif code != FinishCode.NONE:
             ended.add(request_id)
     return late
 
@@ -368,9 +371,10 @@ class Batch:
 
         Of a row that has not ended neither value nor details are looked at.
         """
-        if self.codes[row] == FinishCode.NONE:
+        code = int(self.codes[row])
+        if code == FinishCode.NONE:
             return None
-        return finish.decode(int(self.codes[row]), int(self.values[row]), self.details.get(row, b""))
+        return finish.decode(code, int(self.values[row]), self.details.get(row, b""))
 
     def set_reason(self, row: int, reason: FinishReason) -> None:
         """End the row's request for another reason."""
