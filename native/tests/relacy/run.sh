@@ -17,7 +17,8 @@ has_relacy() {
     command -v "$CXX" >/dev/null && echo '#include <relacy/relacy.hpp>' | "$CXX" -std=gnu++17 -w -fpermissive -E -x c++ - >/dev/null 2>&1
 }
 if ! has_relacy && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends g++ relacy-dev >/dev/null 2>&1 || true
+    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends g++ relacy-dev; } \
+        >/dev/null 2>&1 || true
 fi
 if ! has_relacy; then
     echo "relacy: skipped: no relacy/relacy.hpp for $CXX (Debian: apt-get install g++ relacy-dev)"
