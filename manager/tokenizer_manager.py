@@ -63,6 +63,7 @@ log = logging.getLogger(__name__)
 _RECORDS_AT_ONCE: Final = 64
 #: Seconds between two tries of what did not fit a ring.
 _RETRY_S: Final = 0.001
+_RETRY_MAX_S: Final = 0.05
 _ABORT_FLUSH_S: Final = 0.5
 #: Seconds that a dead worker's last replies may take to be read.
 _LAST_WORDS_S: Final = 0.5
@@ -479,8 +480,11 @@ class TokenizerManager:
             self._flusher = asyncio.create_task(self._flush())
 
     async def _flush(self) -> None:
+        pause_s = _RETRY_S
         while self._outbox.flush():
-            await asyncio.sleep(_RETRY_S)
+            await asyncio.sleep(pause_s)
+            # a reader that does not come back must not keep us busy
+            pause_s = min(2 * pause_s, _RETRY_MAX_S)
 
     async def _watch(self) -> None:
         while True:
