@@ -13,6 +13,7 @@ import threading
 import time
 import uuid
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ways import STEP, make_step
@@ -20,7 +21,7 @@ from ways import STEP, make_step
 if TYPE_CHECKING:
     from ways import Way
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 15.0
 BATCH = 64
 PACE_S = 0.004
 
@@ -128,10 +129,12 @@ class Writer:
         thread = threading.Thread(target=work)
         thread.start()
         send_step, step, clock, wall = self.way.send_step, self.step, time.perf_counter_ns, []
-        begun = clock()
+        begun = at = clock()
         try:
             for _ in range(count):
-                time.sleep(0)
+                at = max(at + 500_000, clock())
+                while clock() < at:
+                    pass
                 start = clock()
                 send_step(step)
                 wall.append(clock() - start)
@@ -218,6 +221,19 @@ class Reader:
         self.steps(count)
 
 
+def _come_first(*, is_busy: bool) -> None:
+    """On a machine that others use, their work waits for the parts of a second that are measured.
+
+    A way's own threads come before the one that calls it: that may be busy, on the same processor. Two
+    busy threads of one process would never give way to each other, so those run as ever.
+    """
+    for thread in Path("/proc/self/task").iterdir():
+        policy, priority = os.SCHED_FIFO, 10 if int(thread.name) == os.getpid() else 11
+        if is_busy:
+            policy, priority = os.SCHED_OTHER, 0
+        os.sched_setscheduler(int(thread.name), policy, os.sched_param(priority))
+
+
 def _child(side: int, task: Task, mode: str, ways: list[Way], credit: Any, control: Any) -> None:
     os.sched_setaffinity(0, {side % os.cpu_count()})
     try:
@@ -232,6 +248,8 @@ def _child(side: int, task: Task, mode: str, ways: list[Way], credit: Any, contr
         gc.disable()
         control.send("ready")
         while (count := control.recv()) is not None:
+            if os.environ.get("BENCH_FIRST") == "1":
+                _come_first(is_busy=task.kind == "busy")
             cpu, start = time.process_time_ns(), time.perf_counter_ns()
             extra = part.run(count)
             end = time.perf_counter_ns()
@@ -301,7 +319,7 @@ def _run(task: Task, controls: list[Any], seconds: float) -> dict[str, float]:
         _go(controls, 20)
         count = max(50, int(seconds / PACE_S * 3))
     elif task.kind == "busy":
-        count = 3000 if seconds < 0.3 else 20000
+        count = 3000
     else:
         count = BATCH * 4
         while True:

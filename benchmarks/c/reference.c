@@ -111,7 +111,7 @@ static void run_ring(uint64_t size, uint64_t count, uint64_t batch) {
     }
     shr_publish(&p);
     waitpid(child, NULL, 0);
-    printf("{\"records_per_s\": %.0f}\n", (double)count * 1e9 / (double)(now_ns() - start));
+    printf("{\"per_s\": %.0f}\n", (double)count * 1e9 / (double)(now_ns() - start));
 }
 
 struct bare {
@@ -151,7 +151,7 @@ static void run_bare(uint64_t size, uint64_t count) {
         atomic_store_explicit(&ring->tail, tail + 1, memory_order_release);
     }
     waitpid(child, NULL, 0);
-    printf("{\"records_per_s\": %.0f}\n", (double)count * 1e9 / (double)(now_ns() - start));
+    printf("{\"per_s\": %.0f}\n", (double)count * 1e9 / (double)(now_ns() - start));
 }
 
 static void await(shr_consumer *c, shr_record *record, int polls, uint64_t spin_ns) {
@@ -252,7 +252,7 @@ static void run_memcpy(uint64_t size, uint64_t count) {
         memcpy(to + at, from, size);
         __asm__ volatile("" : : "r"(to) : "memory");
     }
-    printf("{\"records_per_s\": %.0f}\n", (double)count * 1e9 / (double)(now_ns() - start));
+    printf("{\"per_s\": %.0f}\n", (double)count * 1e9 / (double)(now_ns() - start));
 }
 
 int main(int argc, char **argv) {
