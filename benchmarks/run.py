@@ -28,8 +28,9 @@ sys.path[:0] = [str(HERE), str(ROOT)]
 
 from engine import measure_engine  # noqa: E402
 from measure import Task, measure  # noqa: E402
+from peers import WAYS  # noqa: E402
 from waits import idle_cpu_s, wake_up_us  # noqa: E402
-from ways import WAYS, OursLatency, OursThrifty, Way  # noqa: E402
+from ways import OursLatency, OursThrifty, Way  # noqa: E402
 
 from shmring import WaitPolicy  # noqa: E402
 

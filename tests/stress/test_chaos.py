@@ -12,6 +12,9 @@ import pytest
 from shmring.testing import chaos
 
 ROOT = Path(__file__).parents[2]
+WATCHDOG_S = 900.0
+
+pytestmark = pytest.mark.timeout(WATCHDOG_S + 60)
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -21,7 +24,7 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=WATCHDOG_S,
         check=False,
     )
 
