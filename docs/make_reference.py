@@ -73,6 +73,8 @@ def _columns(schema: Schema) -> str:
     for column, dtype in zip(schema.columns, schema.dtypes, strict=True):
         name = "structure" if dtype.fields else dtype.name
         items = _SHAPES.get(column.shape, f"`{column.counts}` a row")
+        if column.counts is not None and schema.columns[schema.indexes[column.counts]].counts is not None:
+            items = f"`{column.counts}` an item of those"
         rows.append((f"`{column.name}`", name, items, "yes" if column.is_optional else ""))
     return _table(("Column", "Type", "Items", "Optional"), rows)
 
@@ -86,10 +88,16 @@ TABLES = {
     "settings": settings_table,
     "sampling": reference_table,
     "ingress": lambda: frame_tables((messages.REQUEST, messages.ABORT, messages.CONTROL)),
-    "egress": lambda: frame_tables((messages.RESULT, messages.BATCH, messages.ERROR)),
+    "egress": lambda: frame_tables((messages.RESULT, messages.BATCH, messages.EXTRAS, messages.ERROR)),
     "register": lambda: frame_tables((messages.REGISTER, messages.DEREGISTER)),
     "reply": lambda: frame_tables(
-        (messages.TEXT, messages.FAIL, messages.ABORT_ASKED, messages.REPLY_RESULT),
+        (
+            messages.TEXT,
+            messages.REPLY_EXTRAS,
+            messages.FAIL,
+            messages.ABORT_ASKED,
+            messages.REPLY_RESULT,
+        ),
     ),
 }
 

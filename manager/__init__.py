@@ -20,6 +20,7 @@ from manager.errors import (
     UnavailableError,
     ValidationError,
 )
+from manager.extras import OPTIONS_DTYPE, BatchExtras, LogprobColumn, Logprobs
 from manager.finish import FinishCode, FinishReason
 from manager.request import GenerateRequest
 from manager.running_batch import Finished, RowOrder, RunningBatch
@@ -41,8 +42,10 @@ def __getattr__(name: str) -> object:
 
 
 __all__ = [
+    "OPTIONS_DTYPE",
     "SAMPLING_DTYPE",
     "Arrivals",
+    "BatchExtras",
     "ConfigError",
     "Control",
     "DeploymentEndedError",
@@ -53,6 +56,8 @@ __all__ = [
     "GenerateOutput",
     "GenerateRequest",
     "InternalError",
+    "LogprobColumn",
+    "Logprobs",
     "ManagerError",
     "PartLostError",
     "QueueFullError",

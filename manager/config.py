@@ -71,6 +71,8 @@ class Settings:
     """Cut what is too long for the context instead of refusing it."""
     requests_max: int = 16384
     """Requests in flight; one more is refused (503)."""
+    hidden_states_enabled: bool = False
+    """Whether requests may ask for hidden states; the scheduler must be able to give them."""
     tokenizer_threads: int = 2
     """Threads that encode prompts; they hold no GIL meanwhile."""
     ingress_capacity_bytes: int = 1 << 23
@@ -121,7 +123,7 @@ class Settings:
     def _check_types(self) -> None:
         if self.tokenizer is not None and not isinstance(self.tokenizer, Path):
             raise ConfigError(f"tokenizer must be a path: value={self.tokenizer!r}", setting="tokenizer")
-        for setting in ("has_tokenizer", "allow_auto_truncate"):
+        for setting in ("has_tokenizer", "allow_auto_truncate", "hidden_states_enabled"):
             if not isinstance(getattr(self, setting), bool):
                 raise ConfigError(
                     f"{setting} must be true or false: value={getattr(self, setting)!r}", setting=setting

@@ -88,3 +88,11 @@ class DeploymentEndedError(ManagerError):
     def __init__(self, message: str, *, orderly: bool) -> None:
         super().__init__(message)
         self.orderly = orderly
+
+
+def error_of_status(status: int, message: str) -> ManagerError:
+    """The error class of an abort that the scheduler gave a status."""
+    for kind in (ValidationError, DisconnectedError, UnavailableError):
+        if status == kind.status:
+            return kind(message)
+    return ValidationError(message) if 400 <= status < 500 else InternalError(message)

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 import shmring
-from manager import finish, messages
+from manager import extras_frame, finish, messages
 from manager.errors import CodecError, InternalError, ManagerError, UnavailableError, ValidationError
 
 if TYPE_CHECKING:
+    from manager.extras import Extras
     from manager.finish import FinishReason
     from shmring import Consumer, Frame, Record
 
@@ -30,6 +31,10 @@ class ReplyReceiver(Protocol):
         reason: FinishReason | None,
     ) -> None:
         """More output of a request; `reason` with the last of it."""
+        ...
+
+    def on_extras(self, request_id: int, extras: Extras) -> None:
+        """What belongs to the next output of a request; it may come in several pieces."""
         ...
 
     def on_fail(self, request_id: int, error: ManagerError) -> None:
@@ -69,6 +74,9 @@ class Inbox:
         receiver = self._receiver
         if record.type == messages.ReplyType.TEXT:
             self._take_text(messages.TEXT.read(record))
+        elif record.type == messages.ReplyType.EXTRAS:
+            for request_id, extras in extras_frame.decode(messages.REPLY_EXTRAS.read(record)):
+                receiver.on_extras(request_id, extras)
         elif record.type == messages.ReplyType.FAIL:
             frame = messages.FAIL.read(record)
             texts = messages.unpack_bytes(frame["messages_lengths"], frame["messages"])

@@ -37,6 +37,7 @@ class Limits:
     """Whether a request that is too long is cut, or refused."""
     has_tokenizer: bool = True
     hidden_states_enabled: bool = False
+    """Whether the engine can give hidden states."""
 
     def __post_init__(self) -> None:
         for setting, low in (("vocab_size", 1), ("context_length", 1), ("reserved_tokens", 0)):
@@ -61,7 +62,7 @@ class Limits:
             )
         if request.return_hidden_states and not self.hidden_states_enabled:
             raise ValidationError(
-                "return_hidden_states needs a server started with --enable-return-hidden-states",
+                "return_hidden_states needs a deployment with the setting hidden_states_enabled",
                 field="return_hidden_states",
             )
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import numpy as np
 
+from manager.extras import FLAT_FAMILIES, OPTIONS_DTYPE, RAGGED_FAMILIES
 from manager.sampling import SAMPLING_DTYPE
 from shmring import Column, Schema, Shape
 
@@ -32,11 +33,12 @@ class IngressType(IntEnum):
 
 
 class EgressType(IntEnum):
-    """Records from the scheduler to a detok worker; the numbers are SGLang's frame tags."""
+    """Records from the scheduler to a detok worker; the first numbers are SGLang's frame tags."""
 
     RESULT = 1
     BATCH = 2
     ERROR = 3
+    EXTRAS = 4
 
 
 class RegisterType(IntEnum):
@@ -53,6 +55,7 @@ class ReplyType(IntEnum):
     FAIL = 2
     ABORT_ASKED = 3
     RESULT = 4
+    EXTRAS = 5
 
 
 class BatchFlag(IntFlag):
@@ -69,6 +72,7 @@ OUTPUT_DTYPE: Final = np.dtype(
         ("skip_special_tokens", "?"),
         ("spaces_between_special_tokens", "?"),
         ("no_stop_trim", "?"),
+        ("logprob_texts", "?"),
     ],
     align=True,
 )
@@ -89,6 +93,37 @@ def _bytes(name: str, *, is_optional: bool = False) -> list[Column]:
     return _ragged(name, np.uint8, f"{name}_lengths", is_optional=is_optional)
 
 
+def _family(name: str, *, has_texts: bool) -> list[Column]:
+    """A family of log probabilities: values and ids by position, or by position and rank."""
+    counts = f"{name}_counts"
+    columns = [Column(counts, np.uint32, is_optional=True)]
+    if name in RAGGED_FAMILIES:
+        lengths = f"{name}_lengths"
+        columns.append(Column(lengths, np.uint32, Shape.RAGGED, counts, is_optional=True))
+        counts = lengths
+    columns += [
+        Column(f"{name}_values", np.float32, Shape.RAGGED, counts, is_optional=True),
+        Column(f"{name}_ids", np.int32, Shape.RAGGED, counts, is_optional=True),
+    ]
+    if has_texts:
+        lengths = f"{name}_texts_lengths"
+        columns += [
+            Column(lengths, np.uint32, Shape.RAGGED, counts, is_optional=True),
+            Column(f"{name}_texts", np.uint8, Shape.RAGGED, lengths, is_optional=True),
+        ]
+    return columns
+
+
+def _families(*, has_texts: bool) -> list[Column]:
+    names = (*FLAT_FAMILIES, *RAGGED_FAMILIES)
+    return [
+        *(column for name in names for column in _family(name, has_texts=has_texts)),
+        Column("hidden_counts", np.uint32, is_optional=True),
+        Column("hidden_lengths", np.uint32, Shape.RAGGED, "hidden_counts", is_optional=True),
+        Column("hidden_values", np.float32, Shape.RAGGED, "hidden_lengths", is_optional=True),
+    ]
+
+
 REQUEST: Final = Schema(
     "request",
     IngressType.REQUEST,
@@ -97,6 +132,8 @@ REQUEST: Final = Schema(
         *_ragged("prompt_ids", np.int32, "prompt_counts"),
         Column("sampling", SAMPLING_DTYPE),
         *_ragged("stop_token_ids", np.int32, "stop_token_counts"),
+        Column("options", OPTIONS_DTYPE),
+        *_ragged("token_ids_logprob", np.int32, "token_id_logprob_counts"),
         *_bytes("extras"),
         *_bytes("rids"),
     ],
@@ -115,6 +152,7 @@ BATCH: Final = Schema(
         *_bytes("finish_details", is_optional=True),
     ],
 )
+EXTRAS: Final = Schema("extras", EgressType.EXTRAS, [_ids(), *_families(has_texts=False)])
 ERROR: Final = Schema("error", EgressType.ERROR, [_ids(), *_bytes("messages")])
 RESULT: Final = Schema("result", EgressType.RESULT, [_ids("control_ids"), *_bytes("payloads")])
 
@@ -143,6 +181,15 @@ TEXT: Final = Schema(
         *_bytes("finish_details", is_optional=True),
     ],
 )
+REPLY_EXTRAS: Final = Schema(
+    "reply extras",
+    ReplyType.EXTRAS,
+    [
+        _ids(),
+        Column("has_texts", np.bool_),
+        *_families(has_texts=True),
+    ],
+)
 FAIL: Final = Schema("fail", ReplyType.FAIL, [_ids(), Column("statuses", np.uint16), *_bytes("messages")])
 ABORT_ASKED: Final = Schema("abort asked", ReplyType.ABORT_ASKED, [_ids()])
 REPLY_RESULT: Final = Schema("reply result", ReplyType.RESULT, [_ids("control_ids"), *_bytes("payloads")])
@@ -152,11 +199,13 @@ ALL: Final = (
     ABORT,
     CONTROL,
     BATCH,
+    EXTRAS,
     ERROR,
     RESULT,
     REGISTER,
     DEREGISTER,
     TEXT,
+    REPLY_EXTRAS,
     FAIL,
     ABORT_ASKED,
     REPLY_RESULT,

@@ -17,6 +17,7 @@ import numpy as np
 import shmring
 from manager import messages
 from manager.errors import InternalError, QueueFullError
+from manager.extras import NOTHING_ASKED, OPTIONS_DTYPE, ExtrasAsked
 from manager.ids import shard_of
 from manager.sampling import SAMPLING_DTYPE
 
@@ -44,6 +45,7 @@ class Dispatch:
     prompt_tail: NDArray[np.int32]
     """The last few of them, for the decoder."""
     sampling: NormalizedSampling
+    asked: ExtrasAsked = NOTHING_ASKED
 
 
 class Outbox:
@@ -136,6 +138,7 @@ class Outbox:
                     params.skip_special_tokens,
                     params.spaces_between_special_tokens,
                     params.no_stop_trim,
+                    dispatch.asked.logprob_texts,
                 )
             ],
             messages.OUTPUT_DTYPE,
@@ -169,6 +172,9 @@ class Outbox:
             np.array([sampling.to_row()], SAMPLING_DTYPE),
             np.array([len(sampling.stop_token_ids)], np.uint32),
             np.array(sampling.stop_token_ids, np.int32),
+            np.array([dispatch.asked.to_row()], OPTIONS_DTYPE),
+            np.array([len(dispatch.asked.token_ids_logprob)], np.uint32),
+            np.array(dispatch.asked.token_ids_logprob, np.int32),
             extra_lengths,
             extras,
             rid_lengths,

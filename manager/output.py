@@ -11,6 +11,10 @@ from manager.errors import ManagerError
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from manager.extras import Logprobs
     from manager.finish import FinishReason
     from manager.stream import Delta, RequestStream
 
@@ -34,6 +38,10 @@ class GenerateOutput:
     """Set on the last piece."""
     error: ManagerError | None = None
     """Set on the last piece of a request of a batch that failed; the others go on."""
+    logprobs: Logprobs | None = None
+    """Of the new tokens, and once of the prompt; None: there are none."""
+    hidden_states: list[NDArray[np.float32]] | None = None
+    """The newest, a flat array for each position; None: none that are new."""
 
 
 def _output(stream: RequestStream, delta: Delta) -> GenerateOutput:
@@ -47,6 +55,8 @@ def _output(stream: RequestStream, delta: Delta) -> GenerateOutput:
         prompt_tokens=stream.prompt_count,
         completion_tokens=delta.completion_count,
         finish_reason=delta.finish_reason,
+        logprobs=delta.logprobs,
+        hidden_states=delta.hidden_states,
     )
 
 

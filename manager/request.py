@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 
 from manager.errors import ValidationError
+from manager.extras import ExtrasAsked
 from manager.ids import check_rid, mint_rid
 from manager.sampling.kinds import INT32_MAX, Integer, check_text, shown, wrong_type
 from manager.sampling.params import SamplingParams, merge_preferred
@@ -98,6 +99,20 @@ class SingleRequest:
     token_ids_logprob: tuple[int, ...] | None
     return_text_in_logprobs: bool
     return_hidden_states: bool
+
+    @property
+    def extras_asked(self) -> ExtrasAsked:
+        """What it wants beside tokens."""
+        if not self.return_logprob:
+            return ExtrasAsked(return_hidden_states=self.return_hidden_states)
+        return ExtrasAsked(
+            return_logprob=True,
+            return_hidden_states=self.return_hidden_states,
+            logprob_start_len=self.logprob_start_len,
+            top_logprobs_num=self.top_logprobs_num,
+            token_ids_logprob=self.token_ids_logprob or (),
+            logprob_texts=self.return_text_in_logprobs,
+        )
 
 
 def fan_out(

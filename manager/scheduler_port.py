@@ -21,12 +21,14 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 import shmring
-from manager import messages
+from manager import extras_frame, messages
 from manager._egress import Dealer
 from manager.columns import column
 from manager.deployment import Manifest, egress_name, ingress_name, read_manifest, remove_leftovers
 from manager.errors import DeploymentEndedError
+from manager.extras import OPTIONS_DTYPE
 from manager.finish import FinishCode
+from manager.frame_cut import parts_that_fit, select_rows
 from manager.ids import shard_of, shards_of
 from manager.running_batch import RowOrder, RunningBatch
 from manager.sampling import SAMPLING_DTYPE
@@ -40,13 +42,22 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Self
 
+    from manager.extras import BatchExtras
     from shmring import ColumnData, Schema
+
+    #: EXTRAS frames of one shard: rows and columns of each.
+    _Frames = list[tuple[int, tuple[ColumnData, ...]]]
 
 #: Seconds between two looks at the manager's life while nothing else happens.
 CHECK_INTERVAL_S: Final = 0.25
 _RECORDS_AT_ONCE: Final = 256
 #: Bytes of an ERROR frame of one row beside its message: header, directory, id, length, padding.
 _ERROR_OVERHEAD: Final = 64
+#: Bytes of a record beside its payload, padding included.
+_RECORD_OVERHEAD: Final = 16
+#: Bytes of a BATCH frame without rows, and of a row without tokens, details included; not less than it has.
+_BATCH_OVERHEAD: Final = 256
+_BATCH_ROW_LENGTH: Final = 32
 
 
 @dataclass(frozen=True)
@@ -73,6 +84,12 @@ class Arrivals:
     """(n,)"""
     stop_token_ids: NDArray[np.int32]
     """(sum of stop_token_counts,)"""
+    options: NDArray[np.void]
+    """(n,) of OPTIONS_DTYPE: what the requests want beside tokens."""
+    token_id_logprob_counts: NDArray[np.uint32]
+    """(n,)"""
+    token_ids_logprob: NDArray[np.int32]
+    """(sum of token_id_logprob_counts,) ids whose log probabilities are wanted at each place."""
     extras: list[bytes]
     """(n,) rare fields as msgpack, see `manager.sampling.decode_extras`; b"" for none."""
     rids: list[str]
@@ -231,6 +248,7 @@ class SchedulerPort:
         finish_values: npt.ArrayLike | None = None,
         finish_details: Sequence[bytes] | None = None,
         *,
+        extras: BatchExtras | None = None,
         timeout_s: float | None = None,
     ) -> None:
         """Hand over one decode step of n requests; waits while a worker's ring is full.
@@ -238,23 +256,43 @@ class SchedulerPort:
         request_ids (n,) uint64; token_counts (n,) uint32, 0 allowed; token_ids (sum,) int32, all
         requests' new ids back to back; finish_codes (n,) uint8 of FinishCode, None: nobody
         finished; finish_values (n,) int64, see FinishCode; finish_details n msgpack maps for the
-        rows whose code is DETAILS. Arrays of these dtypes are taken as they are, anything else is
-        converted, and refused (ValueError) if that would change a value. A stop token is part of
-        token_ids: the worker trims it. Raises TimeoutError, DeploymentEndedError.
+        rows whose code is DETAILS; extras: log probabilities and hidden states, an entry a request
+        in each family. Arrays of these dtypes are taken as they are, anything else is converted, and
+        refused (ValueError) if that would change a value. A stop token is part of token_ids: the
+        worker trims it. Raises TimeoutError, DeploymentEndedError.
         """
         ids = column("request_ids", request_ids, np.uint64)
         counts = column("token_counts", token_counts, np.uint32)
         tokens = column("token_ids", token_ids, np.int32)
         codes = None if finish_codes is None else column("finish_codes", finish_codes, np.uint8)
         values = None if finish_values is None else column("finish_values", finish_values, np.int64)
-        if finish_details is None:
+        packed = None if extras is None else extras_frame.encode(ids, extras)
+        if finish_details is None and packed is None:
             left = self._dealer.deal(ids, counts, tokens, codes, values)
             if left is None:
                 return
         else:
             _check_lengths(ids, counts, tokens, codes, values, finish_details)
             left = list(range(self.shards))
-        self._push_left(left, ids, counts, tokens, codes, values, finish_details, timeout_s)
+        ahead = {} if packed is None else self._deal_extras(packed)
+        self._push_left(left, ids, counts, tokens, codes, values, finish_details, timeout_s, ahead)
+
+    def _deal_extras(self, columns: tuple[ColumnData, ...]) -> dict[int, _Frames]:
+        """Cut them into what each shard's ring can take, before anything is sent."""
+        schema = messages.EXTRAS
+        shards = shards_of(np.asarray(columns[0]), self.shards)
+        dealt: dict[int, _Frames] = {}
+        for shard in np.unique(shards).tolist():
+            mine = shards == shard
+            part = select_rows(schema, columns, mine)
+            length_max = self._egress[shard].payload_length_max
+            parts = parts_that_fit(schema, int(mine.sum()), part, length_max)
+            if parts is None:
+                raise ValueError(
+                    f"extras of one position never fit the ring: shard={shard}, max={length_max}"
+                )
+            dealt[shard] = parts
+        return dealt
 
     def _push_left(
         self,
@@ -266,6 +304,7 @@ class SchedulerPort:
         values: NDArray[np.int64] | None,
         details: Sequence[bytes] | None,
         timeout_s: float | None,
+        ahead: dict[int, _Frames],
     ) -> None:
         """Give these shards their rows one after the other: those that have to be waited for, or cut."""
         if codes is None:
@@ -276,16 +315,37 @@ class SchedulerPort:
             mine = shards == shard
             if not mine.any():
                 continue
+            my_tokens = tokens[shards_of_tokens == shard]
+            my_details = None if details is None else [details[row] for row in np.flatnonzero(mine).tolist()]
+            if shard in ahead:
+                batch_length = _BATCH_OVERHEAD + _BATCH_ROW_LENGTH * int(mine.sum())
+                batch_length += my_tokens.nbytes + sum(map(len, my_details or ()))
+                self._push_extras(shard, ahead[shard], batch_length, timeout_s)
             self._push_part(
                 shard,
                 ids[mine],
                 counts[mine],
-                tokens[shards_of_tokens == shard],
+                my_tokens,
                 codes[mine],
                 None if values is None else values[mine],
-                None if details is None else [details[row] for row in np.flatnonzero(mine).tolist()],
+                my_details,
                 timeout_s,
             )
+
+    def _push_extras(self, shard: int, frames: _Frames, batch_length: int, timeout_s: float | None) -> None:
+        """Write what goes ahead of a batch, seen by the worker together with it if the ring can hold both.
+
+        Waits for room for both first: a step that finds none in time has left nothing behind.
+        """
+        producer = self._egress[shard]
+        schema = messages.EXTRAS
+        length = batch_length + sum(
+            schema.payload_length(*columns) + _RECORD_OVERHEAD for _, columns in frames
+        )
+        if producer.free_bytes() < length <= producer.payload_length_max:
+            self._wait_for_room(producer, length, lambda: producer.free_bytes() >= length, timeout_s)
+        for rows, columns in frames:
+            self._push_frame(shard, schema, rows, columns, 0, timeout_s, publish=False)
 
     def running_batch(self, order: RowOrder = RowOrder.SWAP_LAST) -> RunningBatch:
         """Make a batch that keeps its requests from step to step; see `manager.running_batch`.
@@ -360,14 +420,17 @@ class SchedulerPort:
         columns: tuple[ColumnData, ...],
         flags: int,
         timeout_s: float | None,
+        *,
+        publish: bool = True,
     ) -> None:
         producer = self._egress[shard]
-        if schema.push(producer, rows, *columns, flags=flags):
+        if schema.push(producer, rows, *columns, publish=publish, flags=flags):
             return
+        producer.publish()  # room comes of what the worker can see
         self._wait_for_room(
             producer,
             schema.payload_length(*columns),
-            lambda: schema.push(producer, rows, *columns, flags=flags),
+            lambda: schema.push(producer, rows, *columns, publish=publish, flags=flags),
             timeout_s,
         )
 
@@ -427,14 +490,14 @@ def _check_lengths(
     tokens: NDArray[np.int32],
     codes: NDArray[np.uint8] | None,
     values: NDArray[np.int64] | None,
-    details: Sequence[bytes],
+    details: Sequence[bytes] | None,
 ) -> None:
     lengths = {
         "request_ids": len(ids),
         "token_counts": len(counts),
         "finish_codes": len(ids) if codes is None else len(codes),
         "finish_values": len(ids) if values is None else len(values),
-        "finish_details": len(details),
+        "finish_details": len(ids) if details is None else len(details),
     }
     if len(set(lengths.values())) > 1:
         raise ValueError(
@@ -460,6 +523,9 @@ def _arrivals(frames: list[shmring.Frame], aborts: list[int], controls: list[Con
         sampling=join("sampling", SAMPLING_DTYPE),
         stop_token_counts=join("stop_token_counts", np.uint32),
         stop_token_ids=join("stop_token_ids", np.int32),
+        options=join("options", OPTIONS_DTYPE),
+        token_id_logprob_counts=join("token_id_logprob_counts", np.uint32),
+        token_ids_logprob=join("token_ids_logprob", np.int32),
         extras=messages.unpack_bytes(extra_lengths, join("extras", np.uint8)),
         rids=[
             rid.decode("utf-8", "replace")

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 import shmring
-from manager import messages
+from manager import extras_frame, frame_cut, messages
 from manager.decode_step import OutputOptions, PlainStep
 from manager.detokenize import TableDecoder
 from manager.errors import CodecError, DetokenizeError, ManagerError, UnavailableError
@@ -89,12 +89,14 @@ class DetokShard:
         self._egress = egress
         self._register = register
         self._reply = reply
+        self._decoder = decoder
         self._requests: DecodeStep
         if decoder is None or isinstance(decoder, TableDecoder):
             self._requests = TableStep(decoder)
         else:
             self._requests = PlainStep(decoder)
         self._ended = _EndedIds(ENDED_MAX)
+        self._texts_wanted: set[int] = set()  # of the open requests, those with texts beside logprobs
         self._unsent: deque[Reply] = deque()
         self.counters = ShardCounters()
 
@@ -169,7 +171,8 @@ class DetokShard:
         tails = np.split(frame["prompt_tails"].copy(), np.cumsum(frame["prompt_tail_counts"])[:-1])
         stops = messages.unpack_bytes(frame["stops_lengths"], frame["stops"])
         rows = zip(frame["request_ids"].tolist(), frame["output"].tolist(), tails, stops, strict=True)
-        for request_id, (min_new_tokens, skip, spaces, no_stop_trim), tail, packed_stops in rows:
+        for request_id, output, tail, packed_stops in rows:
+            min_new_tokens, skip, spaces, no_stop_trim, logprob_texts = output
             stop_strs, stop_regexes = messages.unpack_stops(packed_stops)
             options = OutputOptions(
                 prompt_tail=tail,
@@ -181,10 +184,15 @@ class DetokShard:
                 stop_regexes=stop_regexes,
             )
             self._requests.open(request_id, options)
+            if logprob_texts:
+                self._texts_wanted.add(request_id)
+            else:
+                self._texts_wanted.discard(request_id)
             self.counters.registered += 1
 
     def _end(self, request_id: int) -> None:
         self._requests.close(request_id)
+        self._texts_wanted.discard(request_id)
         self.counters.unknown_ids = self._requests.unknown_ids
         self._ended.add(request_id)
 
@@ -193,6 +201,8 @@ class DetokShard:
         try:
             if record.type == messages.EgressType.BATCH:
                 self._take_batch(record)
+            elif record.type == messages.EgressType.EXTRAS:
+                self._take_extras(record)
             elif record.type == messages.EgressType.ERROR:
                 frame = messages.ERROR.read(record)
                 texts = messages.unpack_bytes(frame["messages_lengths"], frame["messages"])
@@ -259,6 +269,7 @@ class DetokShard:
             self._ended.add(request_id)
         if outcome.ended:
             counters.unknown_ids = self._requests.unknown_ids
+            self._texts_wanted.difference_update(outcome.ended)
         if outcome.unknown:
             self._ask_strangers_to_stop(outcome.unknown)
         if outcome.refused:
@@ -279,39 +290,45 @@ class DetokShard:
                 self._ended.add(request_id)
             self._ask_aborts(sorted(strangers))
 
+    def _take_extras(self, record: Record) -> None:
+        """What belongs to the rows of the batch behind it; the manager keeps it until their text comes."""
+        frame = messages.EXTRAS.read(record)
+        decode_each = None if self._decoder is None else self._decoder.decode_each
+        rows, columns = extras_frame.answered(
+            frame, self._requests.__contains__, self._texts_wanted, decode_each
+        )
+        if rows:
+            self._unsent.append((messages.REPLY_EXTRAS, rows, columns))
+
+    def _cut(self, schema: Schema, rows: int, columns: tuple[ColumnData, ...]) -> list[Reply]:
+        """A frame that can never fit the ring, in two."""
+        if rows > 1:
+            return [(schema, *half) for half in frame_cut.halves(schema, rows, columns)]
+        if schema is not messages.REPLY_EXTRAS:
+            return _cut_row(schema, columns)
+        cut = frame_cut.halves_of_row(schema, columns)
+        if cut:
+            return [(schema, 1, half) for half in cut]
+        named: dict[str, Any] = dict(zip(schema.names, columns, strict=True))
+        self._end(int(named["request_ids"][0]))
+        problem = b"log probabilities or hidden states of one token are larger than the reply ring"
+        return [
+            (messages.ABORT_ASKED, 1, (named["request_ids"],)),
+            _failure(named["request_ids"], _STATUS_INTERNAL, problem),
+        ]
+
     def _send_unsent(self) -> bool:
         """Push what waits, in order. False: the ring is full with some left."""
         while self._unsent:
             schema, rows, columns = self._unsent[0]
             if schema.payload_length(*columns) > self._reply.payload_length_max:
                 self._unsent.popleft()
-                parts = _halves(schema, rows, columns) if rows > 1 else _cut_row(schema, columns)
-                self._unsent.extendleft(reversed(parts))
+                self._unsent.extendleft(reversed(self._cut(schema, rows, columns)))
                 continue
             if not schema.push(self._reply, rows, *columns):
                 return False
             self._unsent.popleft()
         return True
-
-
-def _halves(schema: Schema, rows: int, columns: tuple[ColumnData, ...]) -> list[Reply]:
-    """Cut a frame that can never fit the ring into two with half of the rows each."""
-    named: dict[str, Any] = dict(zip(schema.names, columns, strict=True))
-    parts: list[Reply] = []
-    for first, last in ((0, rows // 2), (rows // 2, rows)):
-        part: list[ColumnData] = []
-        for column in schema.columns:
-            values = named[column.name]
-            if values is None:
-                part.append(None)
-            elif column.counts is None:
-                part.append(values[first:last])
-            else:
-                counts = named[column.counts]
-                start = int(counts[:first].sum(dtype=np.int64))
-                part.append(values[start : start + int(counts[first:last].sum(dtype=np.int64))])
-        parts.append((schema, last - first, tuple(part)))
-    return parts
 
 
 def _cut_row(schema: Schema, columns: tuple[ColumnData, ...]) -> list[Reply]:

@@ -11,10 +11,15 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from manager.extras import PendingExtras
 from manager.lifecycle import Event, State, advance
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from manager.errors import ManagerError
+    from manager.extras import Extras, Logprobs
     from manager.finish import FinishReason
     from manager.outbox import Dispatch
     from manager.request import SingleRequest
@@ -30,6 +35,8 @@ class Delta:
     completion_count: int
     """Tokens generated so far, those that were trimmed included."""
     finish_reason: FinishReason | None
+    logprobs: Logprobs | None = None
+    hidden_states: list[NDArray[np.float32]] | None = None
 
 
 @dataclass(eq=False)
@@ -46,6 +53,8 @@ class RequestStream:
     """What is to be sent, until it was."""
     state: State = State.RECEIVED
     completion_count: int = 0
+    _extras: PendingExtras | None = None
+    """Made with the first; most requests have none."""
     _texts: list[str] = field(default_factory=list)
     _token_ids: list[int] = field(default_factory=list)
     _finish_reason: FinishReason | None = None
@@ -61,6 +70,12 @@ class RequestStream:
         """Nothing more will come, though the reader may not have taken all of it."""
         return self._finish_reason is not None or self._error is not None
 
+    def stage(self, extras: Extras) -> None:
+        """Keep what belongs to the chunk that comes next."""
+        if self._extras is None:
+            self._extras = PendingExtras()
+        self._extras.stage(extras)
+
     def add(
         self, text: str, token_ids: list[int], completion_count: int, reason: FinishReason | None
     ) -> None:
@@ -72,6 +87,8 @@ class RequestStream:
         self.move(Event.CHUNK if reason is None else Event.LAST_CHUNK)
         self._texts.append(text)
         self._token_ids += token_ids
+        if self._extras is not None:
+            self._extras.merge()
         self.completion_count += completion_count
         self._finish_reason = reason
         if reason is not None or self.request.stream:
@@ -93,7 +110,13 @@ class RequestStream:
         self._changed.clear()
         if self._error is not None and not self._texts:
             raise self._error
-        delta = Delta("".join(self._texts), self._token_ids, self.completion_count, self._finish_reason)
+        delta = Delta(
+            "".join(self._texts),
+            self._token_ids,
+            self.completion_count,
+            self._finish_reason,
+            *(() if self._extras is None else self._extras.take()),
+        )
         self._texts, self._token_ids = [], []
         if self._error is not None:
             self._changed.set()

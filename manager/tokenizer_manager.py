@@ -32,6 +32,7 @@ from manager.errors import (
     QueueFullError,
     UnavailableError,
     ValidationError,
+    error_of_status,
 )
 from manager.ids import RequestIds, mint_health_rid, shard_of
 from manager.inbox import Inbox
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from manager.config import Settings
+    from manager.extras import Extras
     from manager.finish import FinishReason
 
 log = logging.getLogger(__name__)
@@ -118,6 +120,7 @@ class TokenizerManager:
             reserved_tokens=settings.reserved_tokens,
             allow_auto_truncate=settings.allow_auto_truncate,
             has_tokenizer=self._tokenizer is not None,
+            hidden_states_enabled=settings.hidden_states_enabled,
         )
         with contextlib.ExitStack() as undo:
             self._deployment = Deployment(settings, facts)
@@ -254,9 +257,6 @@ class TokenizerManager:
 
     def _check(self, stream: RequestStream) -> None:
         single = stream.request
-        for field in ("return_logprob", "return_hidden_states"):
-            if getattr(single, field):
-                raise ValidationError(f"{field} is not served by this deployment", field=field)
         self.limits.validate(single)
         stream.move(Event.VALIDATED)
         stream.move(Event.NEEDS_NORMALIZE)
@@ -305,8 +305,9 @@ class TokenizerManager:
         self.limits.check_input_ids(prompt_ids)
         prompt_ids, sampling = self.limits.check_total_tokens(prompt_ids, stream.sampling)
         stream.prompt_count = len(prompt_ids)
+        single, tail = stream.request, prompt_ids[-PROMPT_TAIL_MAX:]
         stream.dispatch = Dispatch(
-            stream.request_id, stream.request.rid, prompt_ids, prompt_ids[-PROMPT_TAIL_MAX:], sampling
+            stream.request_id, single.rid, prompt_ids, tail, sampling, single.extras_asked
         )
 
     def _dispatch(self, stream: RequestStream) -> None:
@@ -437,9 +438,15 @@ class TokenizerManager:
             if status is not None:
                 if text or token_ids:
                     stream.add(text, token_ids, completion_count, None)
-                stream.fail(_error_of_status(*status))
+                stream.fail(error_of_status(*status))
                 return
         stream.add(text, token_ids, completion_count, reason)
+
+    def on_extras(self, request_id: int, extras: Extras) -> None:
+        """Keep what belongs to the next chunk of its request."""
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            stream.stage(extras)
 
     def on_fail(self, request_id: int, error: ManagerError) -> None:
         """End a request with an error that a worker or the scheduler found."""
@@ -590,11 +597,3 @@ def _facts(settings: Settings, tokenizer: LoadedTokenizer | None) -> Facts:
         )
     eos = settings.eos_token_ids if settings.eos_token_ids is not None else tokenizer.eos_token_ids
     return Facts(vocab_size or tokenizer.vocab_size, eos, tokenizer.path)
-
-
-def _error_of_status(status: int, message: str) -> ManagerError:
-    """The error class of an abort that the scheduler gave a status."""
-    for kind in (ValidationError, DisconnectedError, UnavailableError):
-        if status == kind.status:
-            return kind(message)
-    return ValidationError(message) if 400 <= status < 500 else InternalError(message)

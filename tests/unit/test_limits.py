@@ -79,10 +79,10 @@ def test_what_is_just_within_the_bounds_is_let_in(changes, fields):
     _limits(**changes).validate(_single(**fields))
 
 
-def test_the_message_about_hidden_states_names_the_flag_to_start_with():
+def test_the_message_about_hidden_states_names_the_setting():
     """Whoever reads it can do something about it."""
     text = _refused("return_hidden_states", _limits().validate, _single(return_hidden_states=True))
-    assert "--enable-return-hidden-states" in text
+    assert "hidden_states_enabled" in text
 
 
 def test_ids_of_a_tokenizer_are_checked_like_those_of_a_client():

@@ -130,7 +130,7 @@ def test_a_request_travels_whole(desk: Desk) -> None:
     registration = messages.REGISTER.read(desk.workers[1].drain(1)[0])
     assert registration["request_ids"].tolist() == [7]
     assert registration["prompt_tails"].tolist() == list(range(4, 20))
-    assert registration["output"].tolist() == [(2, False, True, True)]
+    assert registration["output"].tolist() == [(2, False, True, True, False)]
     assert msgspec.msgpack.decode(registration["stops"].tobytes()) == ["a", "бв"]
     desk.workers[1].release()
     assert desk.workers[0].drain(1) == []

@@ -122,6 +122,7 @@ class Bench:
         no_stop_trim: bool = False,
         min_new_tokens: int = 0,
         skip_special_tokens: bool = True,
+        logprob_texts: bool = False,
         prompt: tuple[int, ...] = (),
     ) -> None:
         count = len(request_ids)
@@ -131,7 +132,8 @@ class Bench:
             count,
             np.array(request_ids, np.uint64),
             np.array(
-                [(min_new_tokens, skip_special_tokens, True, no_stop_trim)] * count, messages.OUTPUT_DTYPE
+                [(min_new_tokens, skip_special_tokens, True, no_stop_trim, logprob_texts)] * count,
+                messages.OUTPUT_DTYPE,
             ),
             np.full(count, len(prompt), np.uint32),
             np.array(prompt * count, np.int32),

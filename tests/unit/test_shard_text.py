@@ -87,7 +87,7 @@ class Shard:
             self._manager,
             1,
             np.array([request_id], np.uint64),
-            np.array([(min_new_tokens, skip, spaces, keep)], messages.OUTPUT_DTYPE),
+            np.array([(min_new_tokens, skip, spaces, keep, False)], messages.OUTPUT_DTYPE),
             np.array([len(prompt)], np.uint32),
             np.array(prompt, np.int32),
             *messages.pack_bytes([messages.pack_stops(stop, regexes)]),

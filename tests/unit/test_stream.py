@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from manager.errors import DisconnectedError, InternalError, ManagerError
+from manager.extras import Extras, Logprobs
 from manager.finish import FinishReason
 from manager.lifecycle import Event, IllegalTransitionError, State
 from manager.request import GenerateRequest, fan_out
@@ -64,6 +65,22 @@ def test_deltas_come_as_they_are_and_then_the_end() -> None:
         delta = await stream.take()
         assert (delta.text, delta.token_ids, delta.completion_count, delta.finish_reason) == ("", [], 3, END)
         assert stream.state is State.COMPLETED
+
+    run(work())
+
+
+def test_extras_wait_for_the_chunk_that_they_belong_to() -> None:
+    """A reader that comes in between must not see the log probability of a token that it has not."""
+
+    async def work() -> None:
+        stream = sent()
+        stream.add("a", [97], 1, None)
+        stream.stage(Extras(Logprobs(output=[(-1.0, 98, None)]), []))
+        first = await stream.take()
+        assert (first.text, first.logprobs, first.hidden_states) == ("a", None, None)
+        stream.add("b", [98], 1, END)
+        second = await stream.take()
+        assert (second.text, second.logprobs) == ("b", Logprobs(output=[(-1.0, 98, None)]))
 
     run(work())
 

@@ -563,7 +563,7 @@ INVALID: dict[str, dict[str, Any]] = {
     "stop_token_ids": {"text": "x", "sampling_params": {"stop_token_ids": [278]}},
     "sampling_params": {"text": ["x", "y"], "sampling_params": [{}]},
     "token_ids_logprob": {"text": "x", "token_ids_logprob": [999999]},
-    "return_logprob": {"text": "x", "return_logprob": True},
+    "top_logprobs_num": {"text": "x", "return_logprob": True, "top_logprobs_num": 279},
     "return_hidden_states": {"text": "x", "return_hidden_states": True},
     "n": {"text": "x", "sampling_params": {"n": 0}},
 }
