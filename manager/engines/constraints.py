@@ -9,6 +9,8 @@ from manager.errors import ValidationError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from manager.extras import ExtrasAsked
+
 CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag")
 
 
@@ -22,3 +24,11 @@ def refuse_constraints(extras: Mapping[str, Any], *, engine: str) -> None:
             raise ValidationError(
                 f"the engine has no constrained decoding: engine={engine}, field={name}", field=name
             )
+
+
+def refuse_hidden_states(asked: ExtrasAsked, *, engine: str) -> None:
+    """Raise `ValidationError` if hidden states are asked for: there is no model with any."""
+    if asked.return_hidden_states:
+        raise ValidationError(
+            f"the engine has no hidden states: engine={engine}", field="return_hidden_states"
+        )

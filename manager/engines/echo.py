@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from manager.engines.constraints import refuse_constraints
+from manager.engines.constraints import refuse_constraints, refuse_hidden_states
 from manager.engines.engine import Admitted, StepOutput, new_token_limit
-from manager.errors import ConfigError
+from manager.errors import ConfigError, ValidationError
 from manager.finish import FinishCode
 
 if TYPE_CHECKING:
@@ -63,8 +63,14 @@ class EchoEngine:
         return len(self._rows) + len(self._admitted)
 
     def admit(self, request: Admitted) -> None:
-        """Start a request with the next step. Raises `ValidationError` for constrained decoding."""
+        """Start a request with the next step.
+
+        Raises `ValidationError` for constrained decoding, and for log probabilities and hidden states.
+        """
         refuse_constraints(request.extras, engine="echo")
+        refuse_hidden_states(request.asked, engine="echo")
+        if request.asked.return_logprob:
+            raise ValidationError("an echo has no log probabilities: engine=echo", field="return_logprob")
         sampling = request.sampling
         prompt_count = len(request.prompt_ids)
         limit = new_token_limit(prompt_count, int(sampling["max_new_tokens"]), self._context_length)

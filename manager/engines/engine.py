@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from manager.extras import NOTHING_ASKED, ExtrasAsked
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import numpy as np
     from numpy.typing import NDArray
+
+    from manager.extras import BatchExtras
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,7 @@ class Admitted:
     sampling: np.void  # one row of manager.sampling.SAMPLING_DTYPE
     stop_token_ids: NDArray[np.int32]  # (stop_token_count,)
     extras: Mapping[str, Any]  # rare fields by name, only those that were set
+    asked: ExtrasAsked = NOTHING_ASKED  # beside tokens
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,7 @@ class StepOutput:
     token_ids: NDArray[np.int32]  # (sum of token_counts,)
     finish_codes: NDArray[np.uint8]  # (n,) of manager.finish.FinishCode; NONE goes on
     finish_values: NDArray[np.int64]  # (n,) the stop token's id, or the number of new tokens
+    extras: BatchExtras | None = None
 
 
 class Engine(Protocol):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from manager.engines.engine import Admitted
 from manager.errors import ManagerError
+from manager.extras import ExtrasAsked
 from manager.sampling import decode_extras
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ class EngineLoop:
                 output.token_ids,
                 output.finish_codes,
                 output.finish_values,
+                extras=output.extras,
             )
             self.pushed_token_count += len(output.token_ids)
             done += len(output.request_ids)
@@ -111,18 +113,21 @@ class EngineLoop:
 
     def _queue(self, arrivals: Arrivals, aborted: set[int]) -> None:
         """Copy the requests out of the columns, for those may be views of the ring."""
-        prompt_end = stop_end = 0
+        prompt_end = stop_end = logprob_end = 0
         sampling = arrivals.sampling.copy()
-        for row, (request_id, prompt_count, stop_count) in enumerate(
+        for row, (request_id, prompt_count, stop_count, logprob_count, options) in enumerate(
             zip(
                 arrivals.request_ids.tolist(),
                 arrivals.prompt_counts.tolist(),
                 arrivals.stop_token_counts.tolist(),
+                arrivals.token_id_logprob_counts.tolist(),
+                arrivals.options.tolist(),
                 strict=True,
             )
         ):
             prompt_begin, prompt_end = prompt_end, prompt_end + prompt_count
             stop_begin, stop_end = stop_end, stop_end + stop_count
+            logprob_begin, logprob_end = logprob_end, logprob_end + logprob_count
             if request_id in aborted:
                 continue
             try:
@@ -137,6 +142,9 @@ class EngineLoop:
                     sampling=sampling[row],
                     stop_token_ids=arrivals.stop_token_ids[stop_begin:stop_end].copy(),
                     extras=extras,
+                    asked=ExtrasAsked.of_row(
+                        options, arrivals.token_ids_logprob[logprob_begin:logprob_end].tolist()
+                    ),
                 )
             )
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from manager.engines.constraints import refuse_constraints
+from manager.engines.constraints import refuse_constraints, refuse_hidden_states
 from manager.engines.engine import Admitted, StepOutput, new_token_limit
+from manager.engines.logprobs import RequestLogprobs, batch_extras, of_prompt, of_token
 from manager.engines.ngram import ORDER, NGramModel
 from manager.engines.sampler import Sampler, SamplingParams
 from manager.errors import ConfigError, ValidationError
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
+
+    from manager.extras import ExtrasAsked
 
 
 _REAL_PARAMETERS = (
@@ -41,6 +44,9 @@ class _Running:
     request_id: int
     context: int
     sampler: Sampler
+    asked: ExtrasAsked
+    said: RequestLogprobs
+    """Of the prompt, until the next step."""
 
 
 class NGramEngine:
@@ -70,7 +76,8 @@ class NGramEngine:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._randomness = randomness
         self._running: list[_Running] = []
-        self._without_tokens: list[int] = []  # requests of no new tokens: one row each, with the next step
+        # requests of no new tokens, and what they asked of the prompt: one row each, with the next step
+        self._without_tokens: list[tuple[int, RequestLogprobs]] = []
 
     @property
     def running_count(self) -> int:
@@ -84,10 +91,11 @@ class NGramEngine:
         from another process, and one NaN must not end the step for all.
         """
         refuse_constraints(request.extras, engine="ngram")
+        refuse_hidden_states(request.asked, engine="ngram")
         row = request.sampling
         limit = new_token_limit(len(request.prompt_ids), int(row["max_new_tokens"]), self._context_length)
         if limit == 0:
-            self._without_tokens.append(request.request_id)
+            self._without_tokens.append((request.request_id, self._of_prompt(request)))
             return
         for name in _REAL_PARAMETERS:
             if not math.isfinite(row[name]):
@@ -116,14 +124,22 @@ class NGramEngine:
                 request.request_id,
                 self._model.context(request.prompt_ids[1 - ORDER :].tolist()),
                 Sampler(params, seed=seed, prompt_ids=prompt_ids),
+                request.asked,
+                self._of_prompt(request),
             )
         )
+
+    def _of_prompt(self, request: Admitted) -> RequestLogprobs:
+        """Walk the whole prompt where that is asked: some microseconds a token, and the step waits."""
+        if not request.asked.return_logprob or request.asked.logprob_start_len < 0:
+            return {}
+        return of_prompt(self._model, request.prompt_ids.tolist(), request.asked)
 
     def drop(self, request_ids: NDArray[np.uint64]) -> None:
         """Forget these requests; unknown ones are passed over."""
         dropped = set(request_ids.tolist())
         self._running = [run for run in self._running if run.request_id not in dropped]
-        self._without_tokens = [i for i in self._without_tokens if i not in dropped]
+        self._without_tokens = [one for one in self._without_tokens if one[0] not in dropped]
 
     def step(self) -> StepOutput:
         """Draw one token for every running request."""
@@ -133,8 +149,13 @@ class NGramEngine:
         token_ids: list[int] = []
         codes: list[int] = []
         values: list[int] = []
-        for run in running:
-            token_id, code, value = run.sampler.draw(candidates(run.context), reserve)
+        said: dict[int, RequestLogprobs] = {}
+        for row, run in enumerate(running):
+            after = candidates(run.context)
+            token_id, code, value = run.sampler.draw(after, reserve)
+            if run.asked.return_logprob:
+                said[row] = {**run.said, **of_token(after, token_id, run.asked)}
+                run.said = {}
             run.context = extended(run.context, token_id)
             token_ids.append(token_id)
             codes.append(code)
@@ -143,7 +164,12 @@ class NGramEngine:
         counts = np.ones(self.running_count, np.uint32)
         if self._without_tokens:
             counts[len(running) :] = 0
-            request_ids += self._without_tokens
+            request_ids += [request_id for request_id, _ in self._without_tokens]
+            said.update(
+                (row, of_its_prompt)
+                for row, (_, of_its_prompt) in enumerate(self._without_tokens, len(running))
+                if of_its_prompt
+            )
             codes += [FinishCode.LENGTH] * len(self._without_tokens)
             values += [0] * len(self._without_tokens)
             self._without_tokens = []
@@ -155,6 +181,7 @@ class NGramEngine:
             token_ids=np.array(token_ids, np.int32),
             finish_codes=np.array(codes, np.uint8),
             finish_values=np.array(values, np.int64),
+            extras=batch_extras(len(request_ids), said) if said else None,
         )
 
     def _logit_bias(self, request: Admitted) -> dict[int, float]:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from manager.extras import BatchExtras
+
 
 class Arrivals(Protocol):
     """What one drain brought: n requests as aligned columns, and aborts.
@@ -48,6 +50,21 @@ class Arrivals(Protocol):
     @property
     def stop_token_ids(self) -> NDArray[np.int32]:
         """(sum of stop_token_counts,) one request's after the other's."""
+        ...
+
+    @property
+    def options(self) -> NDArray[np.void]:
+        """(n,) of `manager.extras.OPTIONS_DTYPE`."""
+        ...
+
+    @property
+    def token_id_logprob_counts(self) -> NDArray[np.uint32]:
+        """(n,) ids whose log probabilities each request wants."""
+        ...
+
+    @property
+    def token_ids_logprob(self) -> NDArray[np.int32]:
+        """(sum of token_id_logprob_counts,) one request's after the other's."""
         ...
 
     @property
@@ -136,6 +153,8 @@ class Port(Protocol):
         token_ids: NDArray[np.int32],
         finish_codes: NDArray[np.uint8],
         finish_values: NDArray[np.int64],
+        *,
+        extras: BatchExtras | None = None,
     ) -> object:
         """Send one step: n rows, of which row i has token_counts[i] of the token_ids. Waits while full.
 

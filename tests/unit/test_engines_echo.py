@@ -155,7 +155,8 @@ def test_a_step_has_the_types_of_the_batch_columns():
     engine = EchoEngine(context_length=100)
     engine.admit(request((1 << 64) - 1, [5, 6]))
     output = engine.step()
-    assert [column.dtype for column in vars(output).values()] == [
+    assert output.extras is None
+    assert [column.dtype for name, column in vars(output).items() if name != "extras"] == [
         np.uint64,
         np.uint32,
         np.int32,

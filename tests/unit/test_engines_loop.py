@@ -12,6 +12,7 @@ import pytest
 
 from manager.engines.echo import EchoEngine
 from manager.engines.loop import EngineLoop, run_engine
+from manager.extras import NOTHING_ASKED, OPTIONS_DTYPE, ExtrasAsked
 from manager.finish import FinishCode
 from manager.sampling import SAMPLING_DTYPE
 
@@ -26,6 +27,7 @@ class Request:
     stop_token_ids: list[int] = field(default_factory=list)
     extras: bytes = b""
     sampling: dict[str, Any] = field(default_factory=dict)
+    asked: ExtrasAsked = NOTHING_ASKED
 
 
 @dataclass
@@ -42,6 +44,9 @@ class Columns:
     sampling: np.ndarray
     stop_token_counts: np.ndarray
     stop_token_ids: np.ndarray
+    options: np.ndarray
+    token_id_logprob_counts: np.ndarray
+    token_ids_logprob: np.ndarray
     extras: list[bytes]
     aborts: np.ndarray
     controls: list[Question]
@@ -66,6 +71,7 @@ class FakePort:
         self.ends: dict[int, tuple[FinishCode, int]] = {}
         self.errors: dict[int, str] = {}
         self.batch_sizes: list[int] = []
+        self.extras: list[Any] = []
         self.waits: list[float | None] = []
         self._lent: list[np.ndarray] = []
 
@@ -92,6 +98,9 @@ class FakePort:
             sampling=sampling,
             stop_token_counts=np.array([len(row.stop_token_ids) for row in rows], np.uint32),
             stop_token_ids=np.array([i for row in rows for i in row.stop_token_ids], np.int32),
+            options=np.array([row.asked.to_row() for row in rows], OPTIONS_DTYPE),
+            token_id_logprob_counts=np.array([len(row.asked.token_ids_logprob) for row in rows], np.uint32),
+            token_ids_logprob=np.array([i for row in rows for i in row.asked.token_ids_logprob], np.int32),
             extras=[row.extras for row in rows],
             aborts=np.array(self.aborts, np.uint64),
             controls=self.controls,
@@ -101,7 +110,10 @@ class FakePort:
         self._lent = [column for column in vars(columns).values() if isinstance(column, np.ndarray)]
         return columns
 
-    def push_batch(self, request_ids, token_counts, token_ids, finish_codes, finish_values) -> None:
+    def push_batch(
+        self, request_ids, token_counts, token_ids, finish_codes, finish_values, *, extras=None
+    ) -> None:
+        self.extras.append(extras)
         assert int(token_counts.sum()) == len(token_ids)
         self.batch_sizes.append(len(request_ids))
         begin = 0
@@ -249,6 +261,23 @@ def test_a_request_that_the_engine_cannot_serve_ends_with_an_error_and_the_other
     assert port.errors.keys() == {2, 3}
     assert "json_schema" in port.errors[2]
     assert "extras" in port.errors[3]
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        (ExtrasAsked(return_logprob=True, token_ids_logprob=(1, 2)), "log probabilities"),
+        (ExtrasAsked(return_hidden_states=True), "hidden states"),
+    ],
+)
+def test_an_echo_refuses_what_it_has_not(port: FakePort, asked: ExtrasAsked, text: str):
+    """With a reason, and without a word to the others."""
+    port.send(Request(1, [1], asked=asked), Request(2, [2]), Request(3, [3], asked=asked))
+    run(loop_at(port))
+    assert port.answers == {2: [2]}
+    assert port.errors.keys() == {1, 3}
+    assert text in port.errors[1]
+    assert set(port.extras) == {None}
 
 
 def test_run_engine_parks_while_nothing_runs_and_stops_when_told(port: FakePort):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -14,6 +15,7 @@ from manager.engines.engine import Admitted
 from manager.engines.ngram import BACKOFF, FOLLOWERS_MAX, NGramModel
 from manager.engines.ngram_engine import NGramEngine
 from manager.errors import ConfigError, ValidationError
+from manager.extras import NOTHING_ASKED, BatchExtras, ExtrasAsked
 from manager.finish import FinishCode
 from manager.sampling import SAMPLING_DTYPE
 
@@ -49,12 +51,25 @@ def engine_of(model: NGramModel, *, context_length: int = 1000, seed: int = 1) -
     )
 
 
-def request(request_id: int, prompt_ids, *, stop_token_ids=(), extras=None, **sampling: Any) -> Admitted:
+def request(
+    request_id: int,
+    prompt_ids,
+    *,
+    stop_token_ids=(),
+    extras=None,
+    asked: ExtrasAsked = NOTHING_ASKED,
+    **sampling: Any,
+) -> Admitted:
     row = np.zeros(1, SAMPLING_DTYPE)
     for name, value in {**PLAIN, **sampling}.items():
         row[name] = value
     return Admitted(
-        request_id, np.array(prompt_ids, np.int32), row[0], np.array(stop_token_ids, np.int32), extras or {}
+        request_id,
+        np.array(prompt_ids, np.int32),
+        row[0],
+        np.array(stop_token_ids, np.int32),
+        extras or {},
+        asked,
     )
 
 
@@ -286,3 +301,76 @@ def test_a_dropped_request_is_gone(small: NGramModel):
     engine.admit(request(3, [0], max_new_tokens=0))
     engine.drop(np.array([1, 3, 77], np.uint64))
     assert engine.step().request_ids.tolist() == [2]
+
+
+def _extras(engine: NGramEngine) -> list[BatchExtras | None]:
+    steps = []
+    while engine.running_count:
+        steps.append(engine.step().extras)
+    return steps
+
+
+def test_log_probabilities_are_the_models_own(small: NGramModel):
+    """A client compares models by them: what its own sampling parameters do must not show."""
+    engine = engine_of(small)
+    asked = ExtrasAsked(return_logprob=True, top_logprobs_num=2, token_ids_logprob=(8, 4))
+    bias = {"logit_bias": {"4": 100.0}}
+    engine.admit(request(1, [0, 1, 2], max_new_tokens=1, asked=asked, extras=bias, temperature=0.1))
+    expected = scores(small, [0, 1, 2])
+    total = sum(expected.values())
+    engine.admit(request(2, [0, 1, 2], max_new_tokens=1))
+    (extras,) = _extras(engine)
+    assert extras is not None
+    of_four = pytest.approx(math.log(expected[4] / total))
+    assert (extras.output.values, extras.output.ids) == ([[of_four], None], [[4], None])
+    (values,) = extras.output_top.values[0]
+    assert extras.output_top.ids == [[[3, 4]], None]
+    assert values == [pytest.approx(math.log(expected[3] / total)), of_four]
+    (values,) = extras.output_token_ids.values[0]
+    assert extras.output_token_ids.ids == [[[8, 4]], None]
+    assert values == [-16.0, of_four]
+    assert extras.input is extras.input_top is extras.hidden_states is None
+
+
+def test_a_step_of_nobody_who_asks_has_no_extras(small: NGramModel):
+    """They cost time in every part."""
+    engine = engine_of(small)
+    engine.admit(request(1, [0, 1, 2]))
+    assert set(_extras(engine)) == {None}
+
+
+@pytest.mark.parametrize("max_new_tokens", [0, 1, 3])
+@pytest.mark.parametrize("start", [0, 1, 2, 3])
+def test_the_prompt_is_scored_once_from_where_it_is_asked(small: NGramModel, start: int, max_new_tokens: int):
+    """Each token given those before it; the first has none. No new tokens are needed for it."""
+    engine = engine_of(small)
+    prompt = [0, 1, 2]
+    asked = ExtrasAsked(
+        return_logprob=True, logprob_start_len=start, top_logprobs_num=1, token_ids_logprob=(2,)
+    )
+    engine.admit(
+        request(1, prompt, max_new_tokens=max_new_tokens, asked=asked, ignore_eos=True, min_new_tokens=9)
+    )
+    first, *rest = _extras(engine)
+    assert all(extras is not None and extras.input is None for extras in rest)
+    if start == len(prompt):
+        assert first is None or first.input is None
+        return
+    assert first is not None
+    assert first.input.ids == [prompt[start:]]
+    values = first.input.values[0]
+    for place, value in enumerate(values, start):
+        if place == 0:
+            assert value is None
+            assert first.input_top.values[0][0] is None
+            continue
+        model = scores(small, prompt[:place])
+        assert value == pytest.approx(math.log(model[prompt[place]] / sum(model.values())))
+        assert len(first.input_top.ids[0][place - start]) == 1
+        assert first.input_token_ids.ids[0][place - start] == [2]
+
+
+def test_hidden_states_are_refused(small: NGramModel):
+    """There are none, and an answer without them would look like a fault."""
+    with pytest.raises(ValidationError, match="no hidden states"):
+        engine_of(small).admit(request(1, [0], asked=ExtrasAsked(return_hidden_states=True)))
