@@ -58,6 +58,12 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     parser.add_argument("--concurrency", type=int, default=64, metavar="N", help="requests at a time")
     parser.add_argument("--json", action="store_true", help="one JSON object a line at each request's end")
+    parser.add_argument(
+        "--logprobs",
+        type=int,
+        metavar="N",
+        help="log probabilities of the new tokens, and of the N most likely ones; needs --json",
+    )
     parser.add_argument("--verbose", action="store_true")
     add_options(parser)
     parser.set_defaults(run=_run)
@@ -69,6 +75,8 @@ def _run(options: argparse.Namespace) -> int:
         raise ConfigError(
             f"concurrency is out of range: value={options.concurrency}, min=1", setting="concurrency"
         )
+    if options.logprobs is not None and not options.json:
+        raise ConfigError("log probabilities are shown as JSON only: add --json", setting="logprobs")
     settings = _settings_of(options)
     return asyncio.run(_with_signals(options, settings, sampling))
 
@@ -159,7 +167,15 @@ async def _answer_all(
         async for prompt in prompts_of(options):
             await free.acquire()
             _raise_first(running)
-            task = asyncio.create_task(_answer(manager, index, prompt, sampling, printer, figures))
+            request = GenerateRequest(
+                text=prompt,
+                sampling_params=sampling,
+                stream=True,
+                return_logprob=options.logprobs is not None,
+                return_text_in_logprobs=True,
+                top_logprobs_num=options.logprobs,
+            )
+            task = asyncio.create_task(_answer(manager, index, request, printer, figures))
             running.add(task)
             task.add_done_callback(lambda _: free.release())
             index += 1
@@ -185,8 +201,7 @@ def _raise_first(running: set[asyncio.Task[None]]) -> None:
 async def _answer(
     manager: TokenizerManager,
     index: int,
-    prompt: str,
-    sampling: SamplingParams,
+    request: GenerateRequest,
     printer: Printer,
     figures: Figures,
 ) -> None:
@@ -196,7 +211,6 @@ async def _answer(
     figures.requests += 1
     is_first = True
     counted: dict[int, int] = {}
-    request = GenerateRequest(text=prompt, sampling_params=sampling, stream=True)
     try:
         async with contextlib.aclosing(manager.generate(request)) as outputs:
             async for output in outputs:

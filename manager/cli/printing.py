@@ -85,6 +85,7 @@ class JsonPrinter:
         self._out = out
         self._texts: dict[tuple[int, int], list[str]] = {}
         self._ids: dict[tuple[int, int], list[int]] = {}
+        self._logprobs: dict[tuple[int, int], tuple[list[object], list[object]]] = {}
 
     def piece(self, index: int, output: GenerateOutput) -> None:
         """Keep it, or print the whole if it is the last."""
@@ -92,6 +93,10 @@ class JsonPrinter:
         texts, ids = self._texts.setdefault(key, []), self._ids.setdefault(key, [])
         texts.append(output.text)
         ids.extend(output.output_ids)
+        if output.logprobs is not None:
+            of_tokens, of_top = self._logprobs.setdefault(key, ([], []))
+            of_tokens.extend(output.logprobs.output)
+            of_top.extend(output.logprobs.output_top)
         if output.finish_reason is None and output.error is None:
             return
         del self._texts[key], self._ids[key]
@@ -105,6 +110,8 @@ class JsonPrinter:
             "prompt_tokens": output.prompt_tokens,
             "completion_tokens": output.completion_tokens,
         }
+        if key in self._logprobs:
+            line["logprobs"], line["top_logprobs"] = self._logprobs.pop(key)
         if output.error is not None:
             line["error"] = _error_object(output.error)
         self._write(line)

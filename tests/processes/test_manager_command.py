@@ -53,6 +53,18 @@ def test_the_ngram_engine_writes_the_same_text_for_the_same_seed(commands: Any, 
     assert outputs.pop()
 
 
+def test_log_probabilities_are_shown_if_asked_for(commands: Any, deployment_name: str) -> None:
+    """The quickest look at what a model finds likely."""
+    command = commands.manager(
+        "generate", "--name", deployment_name, "--max-new-tokens", "3", "--logprobs", "2", "--json", "Once"
+    )
+    assert command.wait() == 0
+    answer = json.loads(command.out)
+    assert [token_id for _, token_id, _ in answer["logprobs"]] == answer["output_ids"]
+    assert "".join(text for _, _, text in answer["logprobs"]) == answer["text"]
+    assert [1 <= len(top) <= 2 for top in answer["top_logprobs"]] == [True] * len(answer["output_ids"])
+
+
 def test_every_line_of_a_file_is_answered(commands: Any, deployment_name: str, tmp_path: Path) -> None:
     """A prompt that gets no answer is lost without a word."""
     prompts = [f"prompt number {i} 世界" for i in range(50)]
@@ -128,6 +140,7 @@ BAD_INPUT = {
     ),
     "two grammars": (("--sampling", '{"regex": "a", "ebnf": "b"}'), ["regex", "ebnf"]),
     "grammar that the engine has not": (("--sampling", '{"regex": "a"}'), ["regex"]),
+    "log probabilities as text": (("--logprobs", "2"), ["--json"]),
     "no such file": (("--file", "/nowhere/prompts"), ["/nowhere/prompts"]),
     "folder for a file": (("--file", "/"), ["'/'"]),
 }

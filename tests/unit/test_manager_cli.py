@@ -12,6 +12,7 @@ import shmring
 from manager.cli import main
 from manager.cli.printing import Figures, JsonPrinter, PlainPrinter
 from manager.errors import InternalError, ValidationError
+from manager.extras import Logprobs
 from manager.finish import FinishReason
 from manager.output import GenerateOutput
 
@@ -150,6 +151,20 @@ def test_json_has_one_object_for_each_request(capsys: pytest.CaptureFixture[str]
     assert second["error"] == {"status": 500, "message": "broken", "field": None}
     assert third == {"index": 2, "error": {"status": 400, "message": "bad", "field": "text"}}
     assert capsys.readouterr().err == ""
+
+
+def test_json_has_the_log_probabilities_of_all_pieces_of_a_request_that_has_any() -> None:
+    """The same numbers as in Python, in the same order."""
+    out = io.StringIO()
+    printer = JsonPrinter(out)
+    said = [(-1.5, 97, "a"), (None, 98, "b")]
+    printer.piece(0, piece("a", logprobs=Logprobs(output=said[:1], output_top=[said])))
+    printer.piece(0, piece("b", logprobs=Logprobs(output=said[1:], output_top=[None]), finish_reason=END))
+    printer.piece(1, piece("c", finish_reason=END))
+    first, second = map(json.loads, out.getvalue().splitlines())
+    assert first["logprobs"] == [[-1.5, 97, "a"], [None, 98, "b"]]
+    assert first["top_logprobs"] == [[[-1.5, 97, "a"], [None, 98, "b"]], None]
+    assert "logprobs" not in second
 
 
 def test_figures_of_no_tokens_are_no_division_by_zero() -> None:
