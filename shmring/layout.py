@@ -64,7 +64,10 @@ def check_capacity(capacity_bytes: int) -> int:
             f"min={PAGE_LENGTH}, max={CAPACITY_MAX}"
         )
     if capacity_bytes & (capacity_bytes - 1):
-        raise BadCapacityError(f"capacity is a power of two: capacity_bytes={capacity_bytes}")
+        raise BadCapacityError(
+            f"capacity is a power of two: capacity_bytes={capacity_bytes}, "
+            f"next={1 << capacity_bytes.bit_length()}"
+        )
     return capacity_bytes
 
 

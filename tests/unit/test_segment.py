@@ -117,6 +117,12 @@ def test_a_capacity_that_cannot_be_is_refused_and_leaves_no_name(capacity, ring_
     assert not path_of(ring_name).exists()
 
 
+def test_a_capacity_that_is_no_power_of_two_is_told_the_next(ring_name):
+    """Nobody should have to compute what is known."""
+    with pytest.raises(shmring.BadCapacityError, match="capacity_bytes=6144, next=8192"):
+        shmring.create(ring_name, 6144)
+
+
 @pytest.mark.parametrize("capacity", [2**63, 2**64, 2**64 - 1, 2**70])
 def test_an_absurd_capacity_never_reaches_the_kernel(capacity, ring_name):
     """Sizes beyond 64 bits wrap around in C, and a wrapped size maps too little."""
