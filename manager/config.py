@@ -206,8 +206,9 @@ def _read_file(path: Path) -> dict[str, Any]:
     except ModuleNotFoundError:
         raise ConfigError(f"a .toml file needs Python 3.11: config={path}", setting="config") from None
     except (OSError, ValueError) as error:
+        read = "" if path.suffix in (".json", ".toml") else " (.json and .toml are read)"
         raise ConfigError(
-            f"config file cannot be read: config={path}, why={error}", setting="config"
+            f"config file cannot be read{read}: config={path}, why={error}", setting="config"
         ) from error
     if not isinstance(values, dict):
         raise ConfigError(f"config file holds no object: config={path}", setting="config")

@@ -114,6 +114,17 @@ def test_settings_from_a_file() -> None:
     assert caught.value.setting == "name"
 
 
+def test_a_file_of_another_kind_is_told_which_kinds_are_read(tmp_path: Path) -> None:
+    """A parser's complaint about line 1 does not say that YAML was never an option."""
+    path = tmp_path / "c.yaml"
+    for text in (None, "name: x\n"):
+        if text is not None:
+            path.write_text(text)
+        with pytest.raises(ConfigError, match=r"\.json and \.toml are read.*c\.yaml") as caught:
+            Settings.from_file(path)
+        assert caught.value.setting == "config"
+
+
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
