@@ -24,7 +24,7 @@ from shmring.cli.selection import no_ring, not_found, select
 from shmring.cli.terminal import Terminal
 from shmring.cli.units import escaped
 from shmring.errors import BadNameError, LayoutMismatchError, SegmentNotFoundError, ShmringError
-from shmring.layout import Kind, check_name
+from shmring.layout import Kind
 from shmring.ring import list_rings, read_statistics
 
 if TYPE_CHECKING:
@@ -158,11 +158,9 @@ def _run_stat(options: argparse.Namespace) -> int:
 
 
 def _run_top(options: argparse.Namespace) -> int:
-    prefix = options.name
-    if prefix is not None:
-        check_name(prefix)
+    select(list_rings(), options.name)  # a name that matches nothing is an error; later it may come back
     with contextlib.suppress(KeyboardInterrupt):  # the ordinary way out
-        run_top(prefix, options.interval, once=options.once, stream=sys.stdout)
+        run_top(options.name, options.interval, once=options.once, stream=sys.stdout)
     return EXIT_DONE
 
 

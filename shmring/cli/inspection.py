@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 _BAR_WIDTH = 30
 _LABEL_WIDTH = 14
 _END_WIDTH = 22
+#: Rows without a count keep the scale of a histogram even; more of them would push its ends off the screen.
+_EMPTY_ROWS_MAX = 4
 
 
 def inspection_lines(ring: RingStatistics, terminal: Terminal) -> list[str]:
     """Blocks: what it is, what goes on, the memory, the two ends, the waits."""
-    blocks = [_head(ring, terminal), _memory(ring), _ends(ring, terminal), _waits(ring, terminal)]
+    blocks = [_head(ring, terminal), _memory(ring), _ends(ring, terminal), waits_lines(ring, terminal)]
     return list(itertools.chain.from_iterable([*block, ""] for block in blocks))[:-1]
 
 
@@ -79,7 +81,8 @@ def _end_column(end: EndStatistics) -> list[tuple[str, str]]:
     ]
 
 
-def _waits(ring: RingStatistics, terminal: Terminal) -> list[str]:
+def waits_lines(ring: RingStatistics, terminal: Terminal) -> list[str]:
+    """The histogram of how long records lay in the ring, and its quantiles."""
     counts = ring.waits_log2_ns
     total = sum(counts)
     title = "HOW LONG RECORDS WAITED"
@@ -89,7 +92,10 @@ def _waits(ring: RingStatistics, terminal: Terminal) -> list[str]:
     last = max(bin_ for bin_, count in enumerate(folded) if count)
     lines = [terminal.paint(f"{title} ({total:,} timed, one publication in 64)", Tone.TITLE)]
     most = max(folded)
-    for bin_ in range(first, last + 1):
+    shown = list(range(first, last + 1))
+    if folded[first : last + 1].count(0) > _EMPTY_ROWS_MAX:
+        shown = [bin_ for bin_ in shown if folded[bin_]]
+    for bin_ in shown:
         bar = "#" * -(-folded[bin_] * _BAR_WIDTH // most)
         label = f"below {format_duration(2**bin_)}"
         lines.append(f"{label:<{_LABEL_WIDTH}}{folded[bin_]:>10,}  {bar}".rstrip())

@@ -6,6 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
+from shmring.cli.listing import room_bytes
 from shmring.cli.units import escaped, format_bytes
 from shmring.layout import NAME_PREFIX, Role
 from shmring.ring import UNFINISHED_AGE_S, list_rings, sweep
@@ -54,7 +55,7 @@ def sweep_lines(results: Sequence[tuple[SegmentInfo, bool]], *, dry_run: bool) -
     for info, is_removed in results:
         verb = "would remove" if dry_run else "removed" if is_removed else "could not remove"
         owner = f", owner pid {info.statistics.owner_pid} gone" if info.statistics else ", nobody owns it"
-        lines.append(f"{verb} {escaped(info.name)} ({info.kind}, {format_bytes(info.size_bytes)}{owner})")
+        lines.append(f"{verb} {escaped(info.name)} ({info.kind}, {format_bytes(room_bytes(info))}{owner})")
     return lines
 
 

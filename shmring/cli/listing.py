@@ -47,21 +47,27 @@ def listing_lines(
     return [*lines, "", *notes] if lines and notes else lines or notes
 
 
+def room_bytes(info: SegmentInfo) -> int:
+    """Size as the tables show it: without the header, where there is one."""
+    if info.statistics is not None:
+        return info.statistics.capacity_bytes
+    return info.size_bytes - (HEADER_LENGTH if info.kind == "blob" else 0)
+
+
 def _row(info: SegmentInfo, is_leftover: bool) -> list[Cell]:
     ring = info.statistics
     owner_known = {True: Cell("alive"), False: Cell("gone", Tone.ALARM), None: Cell(NOTHING)}
     owner = Cell("gone", Tone.ALARM) if is_leftover else owner_known[info.owner_alive]
     kind = Cell(info.kind, Tone.PLAIN if info.kind in ("ring", "blob") else Tone.ALARM)
     name = Cell(escaped(info.name), Tone.ALARM if is_leftover else Tone.PLAIN)
+    size = Cell(format_bytes(room_bytes(info)))
     if ring is None:
-        header_length = HEADER_LENGTH if info.kind == "blob" else 0
-        size = Cell(format_bytes(info.size_bytes - header_length))
         return [name, kind, size, *[Cell(NOTHING)] * 3, owner, *[Cell(NOTHING)] * 3]
     diagnosis = diagnose(ring)
     return [
         name,
         kind,
-        Cell(format_bytes(ring.capacity_bytes)),
+        size,
         Cell(
             format_ratio(ring.fill),
             diagnosis.tone if diagnosis.condition is not Condition.FLOWING else Tone.PLAIN,

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,7 @@ import shmring
 import shmring.ring as ring_module
 from shmring.cli import main
 from shmring.cli.command import EXIT_FAILED, EXIT_READER_GONE, EXIT_USAGE
+from shmring.cli.inspection import waits_lines
 from shmring.cli.live import Look, frame_lines, rates_between, take_look
 from shmring.cli.terminal import Terminal
 
@@ -250,6 +252,20 @@ def test_stat_draws_how_long_records_waited(capsys, deployment):
     assert sum(wait["count"] for wait in waits) == 5
 
 
+def test_stat_leaves_out_a_long_run_of_empty_rows():
+    """One record that waited for a second is looked for at the end of the screen, not below it."""
+
+    def labels(*bins: int) -> list[str]:
+        counts = tuple(int(bin_ in bins) for bin_ in range(40))
+        statistics = SimpleNamespace(waits_log2_ns=counts)
+        return [
+            line[:14].strip() for line in waits_lines(statistics, Terminal()) if line.startswith("below ")
+        ]
+
+    assert labels(10, 13) == ["below 1.02 us", "below 2.05 us", "below 4.1 us", "below 8.19 us"]
+    assert labels(10, 30) == ["below 1.02 us", "below 1.07 s"]
+
+
 def test_stat_as_json_is_the_same_as_in_ls(capsys, deployment):
     """One reader must do for both."""
     name = f"{deployment}.ingress"
@@ -270,7 +286,10 @@ def test_a_wrong_name_is_one_line_that_says_what_there_is(capsys, deployment):
     assert err.startswith(f"shmring: no ring of that name: name={deployment}.ingres (there is ")
     assert f"{deployment}.ingress" in err
     assert err.count("\n") == 1
-    assert run(capsys, "ls", f"{deployment}.nothing")[0] == EXIT_FAILED
+    for command in (("ls",), ("top", "--once")):
+        code, out, err = run(capsys, *command, f"{deployment}.nothing")
+        assert (code, out) == (EXIT_FAILED, "")
+        assert err.startswith(f"shmring: no ring of that name: name={deployment}.nothing")
 
 
 def test_stat_of_a_deployment_names_its_rings(capsys, deployment):
@@ -328,7 +347,7 @@ def test_sweep_removes_leftovers_and_nothing_else(capsys, leftover, damaged, dep
     assert code == 0
     assert out.splitlines() == [
         f"would remove {damaged} (damaged, 13 KiB, nobody owns it)",
-        f"would remove {name} (ring, 8 KiB, owner pid {pid} gone)",
+        f"would remove {name} (ring, 4 KiB, owner pid {pid} gone)",
     ]
     assert path_of(name).exists()
 
@@ -353,7 +372,7 @@ def test_a_sweep_that_was_not_allowed_everything_says_so(capsys, leftover, monke
     name, pid = leftover
     monkeypatch.setattr("shmring.cli.leftovers.sweep", list)
     code, out, _ = run(capsys, "sweep")
-    assert (code, out) == (EXIT_FAILED, f"could not remove {name} (ring, 8 KiB, owner pid {pid} gone)\n")
+    assert (code, out) == (EXIT_FAILED, f"could not remove {name} (ring, 4 KiB, owner pid {pid} gone)\n")
 
 
 @pytest.mark.usefixtures("_only_ours")
