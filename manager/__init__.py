@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+import shmring  # noqa: F401 - first: it says so where the compiled modules are missing
 from manager.config import Settings
 from manager.errors import (
     ConfigError,

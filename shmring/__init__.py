@@ -8,7 +8,14 @@ Each end belongs to one process and one thread at a time; the kernel holds the r
 it back when the process dies, however it dies.
 """
 
-from shmring._fast import Record
+try:
+    from shmring._fast import Record
+except ModuleNotFoundError as error:
+    if error.name != "shmring._fast":
+        raise
+    raise ImportError(
+        "compiled modules are missing: pip install ., or use the environment it was installed in"
+    ) from error
 from shmring.aio import AsyncWaiter
 from shmring.columns import Column, ColumnData, Frame, Schema, Shape
 from shmring.consumer import Consumer

@@ -5,7 +5,12 @@ from __future__ import annotations
 import copy
 import errno
 import inspect
+import os
 import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -119,6 +124,25 @@ def test_an_answer_that_nobody_knows_asks_for_a_report():
     error = errors.error_of(-99, 0, 0, 0, 0)
     assert type(error) is shmring.ShmringError
     assert "answer=-99" in str(error)
+
+
+@pytest.mark.parametrize("package", ["shmring", "manager"])
+def test_a_tree_without_compiled_modules_says_what_to_do(package, tmp_path):
+    """The first import in a fresh checkout should not end in the name of a file that nobody knows."""
+    for folder in ("shmring", "manager"):
+        source = Path(shmring.__file__).parents[1] / folder
+        shutil.copytree(source, tmp_path / folder, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    answer = subprocess.run(
+        [sys.executable, "-c", f"import {package}"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "ImportError: compiled modules are missing: pip install ." in answer.stderr
+    assert "No module named 'shmring._fast'" in answer.stderr  # the cause
 
 
 def test_the_text_is_what_went_wrong_and_then_the_facts():
