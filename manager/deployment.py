@@ -23,7 +23,7 @@ import shmring
 from manager.config import WORKERS_MAX, check_deployment_name
 from manager.errors import ConfigError, DeploymentEndedError
 from manager.messages import protocol_fingerprint
-from shmring import LayoutMismatchError, NoSharedMemoryError, SegmentExistsError
+from shmring import LayoutMismatchError, NoSharedMemoryError, SegmentExistsError, SegmentNotFoundError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -200,7 +200,12 @@ def read_manifest(name: str, timeout_s: float | None = 0) -> Manifest:
     Raises SegmentNotFoundError, LayoutMismatchError (another version), ConfigError (a name that
     cannot be) or DeploymentEndedError (what is there is a dead manager's leftover).
     """
-    mapping = shmring.read_blob(check_deployment_name(name), timeout_s=timeout_s)
+    try:
+        mapping = shmring.read_blob(check_deployment_name(name), timeout_s=timeout_s)
+    except SegmentNotFoundError as error:
+        raise SegmentNotFoundError(
+            f"no deployment of that name, start its manager: name={name}", name=name
+        ) from error
     try:
         if not mapping.handle.is_held(shmring.Role.OWNER):
             raise DeploymentEndedError(f"the manager of this deployment has died: name={name}", orderly=False)

@@ -206,7 +206,7 @@ def test_what_is_no_manifest_is_refused(ring_name: str, payload: bytes) -> None:
 
 def test_no_deployment_is_told_at_once(ring_name: str) -> None:
     """And a name that cannot be is told as that."""
-    with pytest.raises(shmring.SegmentNotFoundError):
+    with pytest.raises(shmring.SegmentNotFoundError, match=f"no deployment .* name={ring_name}"):
         read_manifest(ring_name)
     with pytest.raises(ConfigError):
         read_manifest("a/b")
