@@ -22,7 +22,7 @@ BENCH_ARGS ?=
 BIN := $(VENV)/bin
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 ifeq ($(VERSION),)
-$(error no Python found: PYTHON=$(PYTHON))
+$(error this Python does not run: PYTHON=$(PYTHON))
 endif
 NATIVE := $(wildcard native/*.h native/*.py native/include/shmring/*.h native/src/*.[ch] native/python/*.[ch])
 PACKAGE := pyproject.toml setup.py $(NATIVE)
@@ -38,14 +38,18 @@ $(VENV)/.made-$(VERSION):
 	$(PYTHON) -m venv --clear $(VENV)
 	touch $@
 
+# What more installs covers less. All stamps go first: an install that is interrupted leaves none.
 $(VENV)/.plain-$(VERSION): EXTRA :=
 $(VENV)/.test-$(VERSION): EXTRA := [test]
+$(VENV)/.test-$(VERSION): COVERED = $(VENV)/.plain-$(VERSION)
 $(VENV)/.lint-$(VERSION): EXTRA := [lint,test]
+$(VENV)/.lint-$(VERSION): COVERED = $(VENV)/.plain-$(VERSION) $(VENV)/.test-$(VERSION)
 $(VENV)/.bench-$(VERSION): EXTRA := [bench]
+$(VENV)/.bench-$(VERSION): COVERED = $(VENV)/.plain-$(VERSION)
 $(VENV)/.plain-$(VERSION) $(VENV)/.test-$(VERSION) $(VENV)/.lint-$(VERSION) $(VENV)/.bench-$(VERSION): $(VENV)/.made-$(VERSION) $(PACKAGE)
-	rm -rf build shmring/*.so manager/*.so
+	rm -rf build shmring/*.so manager/*.so $(VENV)/.plain-* $(VENV)/.test-* $(VENV)/.lint-* $(VENV)/.bench-*
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.$(EXTRA)'
-	touch $@
+	touch $(COVERED) $@
 
 demo: $(VENV)/.plain-$(VERSION)
 	@echo "--- an n-gram model goes on where the prompts end; two workers detokenize"
@@ -55,7 +59,8 @@ demo: $(VENV)/.plain-$(VERSION)
 	$(BIN)/python -m manager generate --name $(DEMO_NAME) --workers 2 --max-new-tokens 200 --engine echo \
 	  "Grüße, 世界! 안녕하세요 🌶️ 👩‍💻 — ça va? Привет, שלום, नमस्ते"
 
-test: $(VENV)/.test-$(VERSION) native-test
+# The tests in C run with all others, not with some: PYTEST_ARGS chooses some.
+test: $(VENV)/.test-$(VERSION) $(if $(PYTEST_ARGS),,native-test)
 	@$(BIN)/python scripts/fetch_tokenizers.py \
 	  || echo "!!! some real tokenizers are missing: the tests that need them are skipped"
 	$(BIN)/pytest $(PYTEST_ARGS)

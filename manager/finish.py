@@ -54,6 +54,10 @@ class FinishCode(enum.IntEnum):
     """Anything else. Details: the dictionary as msgpack."""
 
 
+#: What a finish column may hold.
+FINISH_CODES: Final = frozenset(int(code) for code in FinishCode)
+
+
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 

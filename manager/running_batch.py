@@ -23,7 +23,7 @@ import numpy as np
 
 from manager._egress import RunningCore
 from manager.columns import column
-from manager.finish import FinishCode
+from manager.finish import FINISH_CODES, FinishCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,6 +53,14 @@ class Finished(NamedTuple):
     """What the code says it is."""
     details: bytes = b""
     """A msgpack map, for FinishCode.DETAILS."""
+
+
+def _checked(end: Finished | tuple[int, int] | tuple[int, int, int]) -> Finished:
+    """Refuse a code that nobody knows here: further on it would cost the request."""
+    checked = end if isinstance(end, Finished) else Finished(*end)
+    if checked.code not in FINISH_CODES or checked.code == FinishCode.NONE:
+        raise ValueError(f"finish code is none of FinishCode: row={checked.row}, code={checked.code}")
+    return checked
 
 
 class PushPart(Protocol):
@@ -143,7 +151,7 @@ class RunningBatch:
             if left is not None:
                 self._push_left(left, token_ids, counts, [], timeout_s)
             return
-        ends = list(finished)
+        ends = [_checked(end) for end in finished]
         gone = _rows_of(ends)
         if any(end.details for end in ends):
             # rare, and the one column whose rows have no fixed size

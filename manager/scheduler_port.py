@@ -27,7 +27,7 @@ from manager.columns import column
 from manager.deployment import Manifest, egress_name, ingress_name, read_manifest, remove_leftovers
 from manager.errors import DeploymentEndedError
 from manager.extras import OPTIONS_DTYPE
-from manager.finish import FinishCode
+from manager.finish import FINISH_CODES, FinishCode
 from manager.frame_cut import parts_that_fit, select_rows
 from manager.ids import shard_of, shards_of
 from manager.running_batch import RowOrder, RunningBatch
@@ -100,6 +100,9 @@ class Arrivals:
 
     def __len__(self) -> int:
         return len(self.request_ids)
+
+
+_IS_FINISH_CODE: Final = np.isin(np.arange(256), list(FINISH_CODES))
 
 
 class SchedulerPort:
@@ -266,6 +269,8 @@ class SchedulerPort:
         tokens = column("token_ids", token_ids, np.int32)
         codes = None if finish_codes is None else column("finish_codes", finish_codes, np.uint8)
         values = None if finish_values is None else column("finish_values", finish_values, np.int64)
+        if codes is not None:
+            _check_codes(codes)
         packed = None if extras is None else extras_frame.encode(ids, extras)
         if finish_details is None and packed is None:
             left = self._dealer.deal(ids, counts, tokens, codes, values)
@@ -400,6 +405,8 @@ class SchedulerPort:
 
         A message that is longer than the ring is cut: the end must come through.
         """
+        if not isinstance(message, str):
+            raise TypeError(f"message is a text: type={type(message).__name__}")
         shard = shard_of(request_id, self.shards)
         length_max = self._egress[shard].payload_length_max - _ERROR_OVERHEAD
         lengths, text = messages.pack_bytes([message.encode("utf-8", "replace")[:length_max]])
@@ -407,7 +414,10 @@ class SchedulerPort:
         self._push_frame(shard, messages.ERROR, 1, columns, 0, timeout_s)
 
     def push_result(self, control_id: int, payload: bytes, *, timeout_s: float | None = None) -> None:
-        """Answer a control request."""
+        """Answer a control request; `payload` is bytes."""
+        if not isinstance(payload, (bytes, bytearray, memoryview)):
+            raise TypeError(f"payload is bytes: type={type(payload).__name__}")
+        payload = bytes(payload)
         lengths, data = messages.pack_bytes([payload])
         columns = (np.array([control_id], np.uint64), lengths, data)
         self._push_frame(shard_of(control_id, self.shards), messages.RESULT, 1, columns, 0, timeout_s)
@@ -482,6 +492,14 @@ def _await_manifest(name: str, timeout_s: float | None) -> Manifest:
             if left == 0.0:
                 raise
         time.sleep(0.02)
+
+
+def _check_codes(codes: NDArray[np.uint8]) -> None:
+    """Refuse a code that nobody knows here: further on it would cost the whole step."""
+    known = _IS_FINISH_CODE[codes]
+    if not known.all():
+        row = int(np.argmin(known))
+        raise ValueError(f"finish code is none of FinishCode: row={row}, code={codes[row]}")
 
 
 def _check_lengths(

@@ -8,6 +8,7 @@ somebody else started are not touched.
 from __future__ import annotations
 
 import logging
+import signal
 import subprocess
 import sys
 import time
@@ -15,14 +16,45 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from manager.cores import assign_cores
+from manager.engines.catalogue import ENGINE_NAMES
+from manager.errors import ConfigError
+from manager.watch import SCHEDULER, worker_label
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    from manager.config import Settings
 
 log = logging.getLogger(__name__)
 
 _RESTART_WINDOW_S: Final = 60.0
 _POLL_S: Final = 0.01
 _TERMINATE_S: Final = 1.0
+
+
+def part_commands(
+    settings: Settings, *, engine: str | None, start_workers: bool
+) -> dict[str, tuple[str, ...]]:
+    """The parts to be started, by label: arguments of `python -m manager`, the scheduler's first.
+
+    Raises ConfigError for an engine that there is not.
+    """
+    parts: dict[str, tuple[str, ...]] = {}
+    if engine is not None:
+        if engine not in ENGINE_NAMES:
+            raise ConfigError(
+                f"no such engine: engine={engine!r}, known={', '.join(ENGINE_NAMES)}", setting="engine"
+            )
+        parts[SCHEDULER] = ("scheduler", "--name", settings.name, "--engine", engine)
+    if start_workers:
+        for shard in range(settings.workers):
+            parts[worker_label(shard)] = ("worker", "--name", settings.name, "--shard", str(shard))
+    cores = assign_cores(list(parts), settings.cores)
+    return {
+        label: (*arguments, "--supervised", *(("--core", str(cores[label])) if label in cores else ()))
+        for label, arguments in parts.items()
+    }
 
 
 @dataclass
@@ -43,9 +75,15 @@ class Part:
     def start(self) -> None:
         """Start the process; it ignores Ctrl-C, which is the manager's to handle."""
         self.starts.append(time.monotonic())
-        self.process = subprocess.Popen(  # noqa: S603 - our own module, in our own interpreter
-            [sys.executable, "-m", "manager", *self.arguments], stdin=subprocess.DEVNULL
-        )
+        # blocked in the child from its first moment on: it is not ready to ignore it before it has
+        # imported everything, and a traceback of it would be the first thing that a Ctrl-C shows
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self.process = subprocess.Popen(  # noqa: S603 - our own module, in our own interpreter
+                [sys.executable, "-m", "manager", *self.arguments], stdin=subprocess.DEVNULL
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Supervisor:
@@ -55,6 +93,11 @@ class Supervisor:
         self._restarts_max = restarts_max
         self._parts: dict[str, Part] = {}
         self._given_up: set[str] = set()
+
+    def start_all(self, commands: Mapping[str, Sequence[str]]) -> None:
+        """Start several parts, by label."""
+        for label, arguments in commands.items():
+            self.start(label, arguments)
 
     def start(self, label: str, arguments: Sequence[str]) -> None:
         """Start one part under a name of its own."""

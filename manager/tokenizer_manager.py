@@ -20,7 +20,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 import shmring
-from manager.cores import assign_cores
 from manager.deployment import Deployment, Facts, egress_name, ingress_name, register_name, reply_name
 from manager.detokenize import PROMPT_TAIL_MAX, choose
 from manager.errors import (
@@ -43,7 +42,7 @@ from manager.output import GenerateOutput, merged_outputs, outputs_of
 from manager.request import GenerateRequest, SingleRequest, fan_out
 from manager.sampling import NormalizedSampling
 from manager.stream import RequestStream
-from manager.supervisor import Supervisor
+from manager.supervisor import Supervisor, part_commands
 from manager.tokenizer import LoadedTokenizer, load_tokenizer
 from manager.watch import SCHEDULER, PartHealth, PartWatch, worker_label
 from shmring import AsyncWaiter
@@ -87,8 +86,7 @@ class TokenizerManager:
         `start_workers` False: somebody else starts `python -m manager worker`.
         """
         self._settings = settings
-        self._engine = engine
-        self._start_workers = start_workers
+        self._commands = part_commands(settings, engine=engine, start_workers=start_workers)
         self._request_ids = request_ids or RequestIds()
         self._streams: dict[int, RequestStream] = {}
         self._rids: dict[str, int] = {}
@@ -132,7 +130,7 @@ class TokenizerManager:
             self._take_ends(undo)
             self._waiter = AsyncWaiter()
             undo.callback(self._waiter.close)
-            self._start_parts()
+            self._supervisor.start_all(self._commands)
             self._undo = undo.pop_all()
         self._state = "running"
         self._flusher: asyncio.Task[None] | None = None
@@ -161,19 +159,6 @@ class TokenizerManager:
             stalled_after_s=settings.stalled_after_s,
             clock=time.monotonic,
         )
-
-    def _start_parts(self) -> None:
-        settings = self._settings
-        parts: dict[str, tuple[str, ...]] = {}
-        if self._engine is not None:
-            parts[SCHEDULER] = ("scheduler", "--name", settings.name, "--engine", self._engine)
-        if self._start_workers:
-            for shard in range(settings.workers):
-                parts[worker_label(shard)] = ("worker", "--name", settings.name, "--shard", str(shard))
-        cores = assign_cores(list(parts), settings.cores)
-        for label, arguments in parts.items():
-            pinned = ("--core", str(cores[label])) if label in cores else ()
-            self._supervisor.start(label, (*arguments, "--supervised", *pinned))
 
     async def wait_until_ready(self, timeout_s: float | None = None) -> bool:
         """Wait for a scheduler and all workers. False: `timeout_s` has passed; see `missing_parts`.

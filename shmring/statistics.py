@@ -93,11 +93,13 @@ def statistics_of(mapping: Mapping) -> RingStatistics:
     producer = _end(mapping, Role.PRODUCER, snapshot.producer, now)
     consumer = _end(mapping, Role.CONSUMER, snapshot.consumer, now)
     owner_pid = int(mapping.header.owner_pid)
+    used_bytes = (producer.position - consumer.position) % 2**64
     return RingStatistics(
         name=mapping.handle.name,
         capacity_bytes=mapping.capacity,
-        used_bytes=(producer.position - consumer.position) % 2**64,
-        high_water_bytes=int(snapshot.producer.high_water),
+        used_bytes=used_bytes,
+        # noted in steps of a 64th of the capacity: what is in use now may be more
+        high_water_bytes=max(int(snapshot.producer.high_water), min(used_bytes, mapping.capacity)),
         owner_state="attached" if _is_held(mapping, Role.OWNER) else "lost",
         owner_pid=owner_pid,
         is_retired=mapping.is_retired,

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from manager.cli.printing import Figures, JsonPrinter, PlainPrinter, Printer
 from manager.cli.prompts import prompts_of
@@ -23,7 +23,6 @@ from manager.request import GenerateRequest
 if TYPE_CHECKING:
     import argparse
 
-    from manager.sampling import SamplingParams
     from manager.tokenizer_manager import TokenizerManager
 
 _READY_TIMEOUT_S = 60.0
@@ -94,7 +93,7 @@ def _settings_of(options: argparse.Namespace) -> Settings:
     return Settings.from_mapping(default | {setting: v for setting, v in given.items() if v is not None})
 
 
-async def _with_signals(options: argparse.Namespace, settings: Settings, sampling: SamplingParams) -> int:
+async def _with_signals(options: argparse.Namespace, settings: Settings, sampling: dict[str, Any]) -> int:
     """Run until done or told to stop; the deployment is taken down in order either way."""
     loop = asyncio.get_running_loop()
     work = asyncio.ensure_future(_generate(options, settings, sampling))
@@ -114,7 +113,7 @@ async def _with_signals(options: argparse.Namespace, settings: Settings, samplin
         return _SIGNAL_EXIT + received[0]
 
 
-async def _generate(options: argparse.Namespace, settings: Settings, sampling: SamplingParams) -> int:
+async def _generate(options: argparse.Namespace, settings: Settings, sampling: dict[str, Any]) -> int:
     engine = None if options.engine == "none" else options.engine
     # here and not above: a worker's command must not load the tokenizer library
     from manager.tokenizer_manager import TokenizerManager  # noqa: PLC0415
@@ -123,7 +122,7 @@ async def _generate(options: argparse.Namespace, settings: Settings, sampling: S
     try:
         await manager.start()
         await _await_parts(manager, settings, options)
-        return await _answer_all(manager, options, sampling)
+        return await _answer_all(manager, settings, options, sampling)
     finally:
         closing = asyncio.ensure_future(manager.close())
         while not closing.done():
@@ -153,10 +152,10 @@ async def _await_parts(manager: TokenizerManager, settings: Settings, options: a
 
 
 async def _answer_all(
-    manager: TokenizerManager, options: argparse.Namespace, sampling: SamplingParams
+    manager: TokenizerManager, settings: Settings, options: argparse.Namespace, sampling: dict[str, Any]
 ) -> int:
     figures = Figures()
-    is_single = len(options.prompts) == 1 and options.file is None and sampling.n == 1
+    is_single = len(options.prompts) == 1 and options.file is None and sampling.get("n", 1) == 1
     printer: Printer = (
         JsonPrinter(sys.stdout) if options.json else PlainPrinter(sys.stdout, is_single=is_single)
     )
@@ -167,6 +166,9 @@ async def _answer_all(
         async for prompt in prompts_of(options):
             await free.acquire()
             _raise_first(running)
+            if manager.missing_parts():
+                # what it would be answered now is 503; the prompts can wait for a successor
+                await _await_parts(manager, settings, options)
             request = GenerateRequest(
                 text=prompt,
                 sampling_params=sampling,

@@ -48,8 +48,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--sampling", metavar="JSON", help="any sampling parameters as one JSON object")
 
 
-def sampling_of(options: argparse.Namespace) -> SamplingParams:
-    """Build the parameters. Raises ValidationError that names the field and its bound."""
+def sampling_of(options: argparse.Namespace) -> dict[str, Any]:
+    """The parameters that were given, checked. Raises ValidationError that names the field and its bound.
+
+    No more than these: the settings' preferred ones are for all others.
+    """
     values: dict[str, Any] = {}
     if options.sampling is not None:
         given = _parse("sampling", options.sampling)
@@ -69,7 +72,8 @@ def sampling_of(options: argparse.Namespace) -> SamplingParams:
         values["stop"] = options.stop
     if options.stop_token_ids:
         values["stop_token_ids"] = [_parse("stop_token_ids", text) for text in options.stop_token_ids]
-    return SamplingParams.from_mapping(values)
+    SamplingParams.from_mapping(values)
+    return values
 
 
 def _parse(field: str, text: str) -> Any:  # noqa: ANN401 - whatever JSON holds; checked afterwards

@@ -121,8 +121,8 @@ def test_token_ids_are_taken_wherever_they_lie(tokens, site, batch):
         ([1, 2, 3], {"finished": [Finished(3, 1)]}, "no row and code"),
         ([1, 2, 3], {"finished": [Finished(-1, 1)]}, "a row twice, or none"),
         ([1, 2, 3], {"finished": [Finished(0, 1), Finished(0, 1)]}, "a row twice"),
-        ([1, 2, 3], {"finished": [Finished(0, 0)]}, "no row and code"),
-        ([1, 2, 3], {"finished": [Finished(0, 256)]}, "no row and code"),
+        ([1, 2, 3], {"finished": [Finished(0, 0)]}, "none of FinishCode"),
+        ([1, 2, 3], {"finished": [Finished(0, 256)]}, "none of FinishCode"),
         ([1, 2], {"finished": [Finished(0, 255, 0, b"x")]}, "do not fit the batch"),
         ([1, 2, 3], {"finished": [Finished(5, 255, 0, b"x")]}, "no row and code"),
     ],
@@ -278,3 +278,19 @@ def test_fresh_text_is_said_with_every_step(ring_name):
     consumer.close()
     port.close()
     deployment.close()
+
+
+@pytest.mark.parametrize("code", [0, 9, 254, 300])
+def test_an_end_with_a_code_that_nobody_knows_leaves_the_batch_as_it_was(ring_name, code):
+    """The request would leave the batch, and its client would be told of a malformed frame."""
+    site = Site(ring_name)
+    try:
+        running = site.port.running_batch()
+        running.extend([1, 2])
+        with pytest.raises(ValueError, match=rf"row=0, code={code}"):
+            running.step([5, 6], [Finished(0, code)])
+        assert running.request_ids.tolist() == [1, 2]
+        running.step([5, 6], [(1, FinishCode.STOP)])  # a plain tuple is as good
+        assert running.request_ids.tolist() == [1]
+    finally:
+        site.close()

@@ -507,3 +507,19 @@ def test_no_deployment_is_told_at_once(ring_name: str) -> None:
         SchedulerPort.attach(ring_name)
     with pytest.raises(shmring.SegmentNotFoundError):
         SchedulerPort.attach(ring_name, timeout_s=0.02)
+
+
+@pytest.mark.parametrize("code", [5, 77, 254])
+def test_a_finish_code_that_nobody_knows_is_refused_before_anything_is_sent(site: Site, code: int) -> None:
+    """One wrong number would end every request of its step with an error."""
+    with pytest.raises(ValueError, match=rf"row=1, code={code}"):
+        site.port.push_batch([1, 2], [1, 1], [5, 6], [0, code], [0, 0])
+    assert not site.workers[0].is_readable()
+
+
+def test_an_answer_of_the_wrong_type_is_told_by_name(site: Site) -> None:
+    """An engine author would have to guess which of the arguments is meant."""
+    with pytest.raises(TypeError, match="message is a text: type=bytes"):
+        site.port.push_error(1, b"no")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="payload is bytes: type=str"):
+        site.port.push_result(1, "no")  # type: ignore[arg-type]

@@ -202,3 +202,12 @@ def test_one_publication_in_sixty_four_is_timed(ring):
             producer.try_push(b"")
             consumer.try_pop()
         assert sum(ring.statistics().waits_log2_ns) == 5
+
+
+def test_the_high_water_mark_is_never_below_what_is_in_use(ring_name):
+    """An operator who sees less than the present fill believes neither figure."""
+    with shmring.create(ring_name, 1 << 16) as ring, ring.producer() as producer:
+        for _ in range(10):
+            producer.push(bytes(8))
+            found = ring.statistics()
+            assert found.high_water_bytes >= found.used_bytes > 0

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from manager import Settings, TokenizerManager
 from manager import supervisor as module
+from manager.errors import ConfigError
 from manager.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -141,3 +143,10 @@ def test_stopped_parts_are_ended_too(supervise: Callable[..., Supervisor]) -> No
     process.send_signal(signal.SIGSTOP)
     supervisor.stop(0.05)
     assert process.returncode == -signal.SIGKILL
+
+
+def test_an_engine_that_there_is_not_is_refused_before_anything_is_made(ring_name: str):
+    """A typing error would show as another program's usage text, or not at all."""
+    with pytest.raises(ConfigError, match=r"engine='nope', known=echo, ngram") as refused:
+        TokenizerManager(Settings(name=ring_name), engine="nope")
+    assert refused.value.setting == "engine"
