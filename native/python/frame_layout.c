@@ -8,19 +8,19 @@ int fast_layout_init(void) {
     return 0;
 }
 
-static PyObject *raise_column(const FrameLayout *layout, uint32_t column, const char *what) {
+/* Raise ColumnError. `facts` is what follows the column's name, or NULL; takes over the reference. */
+__attribute__((cold, noinline)) static PyObject *raise_column(const FrameLayout *layout, uint32_t column,
+                                                              const char *what, PyObject *facts) {
     PyObject *name = PyTuple_GetItem(layout->names, (Py_ssize_t)column);
-    if (name == NULL) {
-        return NULL;
-    }
-    PyObject *errors = PyImport_ImportModule("shmring.errors");
+    PyObject *errors = name == NULL ? NULL : PyImport_ImportModule("shmring.errors");
     if (errors == NULL) {
+        Py_XDECREF(facts);
         return NULL;
     }
     PyObject *type = PyObject_GetAttrString(errors, "ColumnError");
     Py_DECREF(errors);
     if (type != NULL) {
-        PyObject *message = PyUnicode_FromFormat("%s: column=%U", what, name);
+        PyObject *message = PyUnicode_FromFormat("%s: column=%U%V", what, name, facts, "");
         PyObject *error = message == NULL ? NULL : PyObject_CallFunctionObjArgs(type, message, name, NULL);
         Py_XDECREF(message);
         if (error != NULL) {
@@ -29,6 +29,7 @@ static PyObject *raise_column(const FrameLayout *layout, uint32_t column, const 
         }
         Py_DECREF(type);
     }
+    Py_XDECREF(facts);
     return NULL;
 }
 
@@ -213,13 +214,33 @@ static const char *check_length(const FrameLayout *layout, uint32_t i, uint32_t 
     return NULL;
 }
 
-/* Rows named by the first problem found, or NULL and no exception. */
+/* Raise with the two numbers that do not agree. */
+__attribute__((cold, noinline)) static void raise_length(const FrameLayout *layout, uint32_t i, uint32_t rows,
+                                                         const void *const *bytes, const uint64_t *lengths,
+                                                         const char *wrong) {
+    const struct column *c = &layout->columns[i];
+    unsigned long long items = lengths[i] / c->itemsize;
+    PyObject *facts = NULL;
+    if (bytes[i] != NULL && lengths[i] % c->itemsize == 0) {
+        if (c->shape == COLUMN_FLAT) {
+            facts = PyUnicode_FromFormat(", items=%llu, rows=%u", items, rows);
+        } else if (bytes[c->counts_index] != NULL) {
+            unsigned long long sum = sum_u32(bytes[c->counts_index], lengths[c->counts_index] / 4);
+            facts = PyUnicode_FromFormat(", items=%llu, counts_sum=%llu", items, sum);
+        }
+    }
+    if (!PyErr_Occurred()) {
+        raise_column(layout, i, wrong, facts);
+    }
+}
+
+/* 0, or -1 with an exception that names the first column whose length is wrong. */
 static int check_lengths(const FrameLayout *layout, uint32_t rows, const void *const *bytes,
                          const uint64_t *lengths) {
     for (uint32_t i = 0; i < layout->column_count; i++) {
         const char *wrong = check_length(layout, i, rows, bytes, lengths);
         if (wrong != NULL) {
-            raise_column(layout, i, wrong);
+            raise_length(layout, i, rows, bytes, lengths, wrong);
             return -1;
         }
     }
@@ -248,6 +269,19 @@ static inline int take_array(const struct column *c, PyObject *from, struct sour
     return 1;
 }
 
+/* Raise with both dtypes; what is no array has the format of its buffer. */
+__attribute__((cold, noinline)) static void raise_dtype(const FrameLayout *layout, uint32_t i, PyObject *from,
+                                                        const char *format) {
+    PyObject *wanted = (PyObject *)layout->columns[i].descr;
+    PyObject *facts =
+        PyArray_Check(from)
+            ? PyUnicode_FromFormat(", dtype=%S, wanted=%S", PyArray_DESCR((PyArrayObject *)from), wanted)
+            : PyUnicode_FromFormat(", format=%s, wanted=%S", format == NULL ? "B" : format, wanted);
+    if (facts != NULL) {
+        raise_column(layout, i, "column has another dtype than the schema", facts);
+    }
+}
+
 static int take_column(const FrameLayout *layout, uint32_t i, PyObject *from, struct source *out) {
     const struct column *c = &layout->columns[i];
     out->view.obj = NULL;
@@ -261,13 +295,17 @@ static int take_column(const FrameLayout *layout, uint32_t i, PyObject *from, st
     }
     if (PyObject_GetBuffer(from, &out->view, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) < 0) {
         PyErr_Clear();
-        raise_column(layout, i, "column is not one block of memory: pass a C-contiguous array");
+        raise_column(layout, i,
+                     PyObject_CheckBuffer(from)
+                         ? "column is not one block of memory: pass a C-contiguous array"
+                         : "column is no buffer: pass a numpy array",
+                     NULL);
         return -1;
     }
     char kind = kind_of(out->view.format);
     if (kind != c->kind || out->view.itemsize != (Py_ssize_t)c->itemsize ||
         (c->format != NULL && !same_format(out->view.format, c->format))) {
-        raise_column(layout, i, "column has another dtype than the schema");
+        raise_dtype(layout, i, from, out->view.format);
         PyBuffer_Release(&out->view);
         return -1;
     }
