@@ -151,7 +151,7 @@ class SchedulerPort:
         """
         manifest = _await_manifest(name, timeout_s)
         with contextlib.ExitStack() as undo:
-            ingress = Consumer.attach(ingress_name(name), policy=policy)
+            ingress = _take_ingress(name, policy)
             undo.callback(ingress.close)
             egress = []
             for shard in range(manifest.shards):
@@ -479,6 +479,17 @@ class SchedulerPort:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _take_ingress(name: str, policy: WaitPolicy) -> Consumer:
+    try:
+        return Consumer.attach(ingress_name(name), policy=policy)
+    except shmring.RoleTakenError as error:
+        raise shmring.RoleTakenError(
+            f"the deployment has a scheduler already: name={name}, pid={error.holder_pid}",
+            role=error.role,
+            holder_pid=error.holder_pid,
+        ) from error
 
 
 def _await_manifest(name: str, timeout_s: float | None) -> Manifest:

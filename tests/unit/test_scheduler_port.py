@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
@@ -457,7 +458,8 @@ def test_waiting_ends_by_its_time_out(site: Site) -> None:
 
 def test_one_deployment_has_one_scheduler(site: Site) -> None:
     """Two would each take half of the requests, and both write to all workers."""
-    with pytest.raises(shmring.RoleTakenError):
+    text = f"the deployment has a scheduler already: name={site.name}, pid={os.getpid()}"
+    with pytest.raises(shmring.RoleTakenError, match=text):
         SchedulerPort.attach(site.name)
     site.send(1)
     assert site.port.drain().request_ids.tolist() == [1]
@@ -503,7 +505,7 @@ def test_a_fresh_text_is_marked(site: Site) -> None:
 
 def test_no_deployment_is_told_at_once(ring_name: str) -> None:
     """A wrong name must be an error, not a wait."""
-    with pytest.raises(shmring.SegmentNotFoundError):
+    with pytest.raises(shmring.SegmentNotFoundError, match=f"no deployment of that name.* name={ring_name}"):
         SchedulerPort.attach(ring_name)
     with pytest.raises(shmring.SegmentNotFoundError):
         SchedulerPort.attach(ring_name, timeout_s=0.02)
