@@ -1,7 +1,4 @@
-"""A whole engine loop against a deployment: python examples/scheduler.py NAME.
-
-The "model" here draws every next token from the prompt's own ids. Replace `next_tokens`.
-"""
+"""A whole engine loop against a deployment: python examples/scheduler.py NAME. Replace `next_tokens`."""
 
 import random
 import sys
@@ -12,46 +9,50 @@ from manager import DeploymentEndedError, FinishCode, SchedulerPort
 
 
 class Running:
-    """One request: what it may still generate, and from what."""
+    """One request: from what it goes on, and where it ends."""
 
-    def __init__(self, prompt: list[int], max_new_tokens: int) -> None:
-        self.prompt, self.left, self.done = prompt, max_new_tokens, 0
+    def __init__(self, port: SchedulerPort, wanted: np.void, prompt: list[int], stops: list[int]) -> None:
+        room, most = port.context_length - len(prompt), int(wanted["max_new_tokens"])
+        self.prompt, self.done, self.least = prompt, 0, int(wanted["min_new_tokens"])
+        self.most = room if most < 0 else min(most, room)  # -1: as long as the context allows
+        self.ends_at = {*stops, *(() if wanted["ignore_eos"] else port.eos_token_ids)}
+
+    def finish(self, token: int) -> tuple[int, int]:
+        """The code and the value of a step that brought `token`."""
+        self.done += 1
+        if token in self.ends_at and self.done >= self.least:
+            return FinishCode.STOP_TOKEN, token
+        return (FinishCode.LENGTH, self.done) if self.done >= self.most else (FinishCode.NONE, 0)
 
 
 def next_tokens(batch: list[Running]) -> list[int]:
-    """One decode step: one new token of each running request."""
+    """One decode step, a new token of each running request; here it is one of the prompt's own."""
     return [random.choice(request.prompt) for request in batch]  # noqa: S311
 
 
 def serve(port: SchedulerPort) -> None:
-    """Serve until the deployment ends."""
     running: dict[int, Running] = {}
     while True:
         if not running:
             port.wait()  # asleep until a request comes
         arrivals = port.drain(max_requests=64)
         prompts = np.split(arrivals.prompt_ids, np.cumsum(arrivals.prompt_counts)[:-1])
-        limits = arrivals.sampling["max_new_tokens"].tolist()  # -1: as long as the context allows
-        for request_id, prompt, limit in zip(arrivals.request_ids.tolist(), prompts, limits, strict=False):
-            room = port.context_length - len(prompt)
-            running[request_id] = Running(prompt.tolist(), room if limit < 0 else min(limit, room))
-        for request_id in arrivals.aborts.tolist():
+        stops = np.split(arrivals.stop_token_ids, np.cumsum(arrivals.stop_token_counts)[:-1])
+        rows = zip(arrivals.request_ids.tolist(), arrivals.sampling, prompts, stops, strict=False)
+        for request_id, wanted, prompt, stop_ids in rows:
+            running[request_id] = Running(port, wanted, prompt.tolist(), stop_ids.tolist())
+        for request_id in arrivals.aborts.tolist():  # may name one that another scheduler had
             running.pop(request_id, None)
-        if not running:
-            continue
-        ids, batch = list(running), list(running.values())
-        codes = np.zeros(len(ids), np.uint8)
-        values = np.zeros(len(ids), np.int64)
-        for row, request in enumerate(batch):
-            request.done += 1
-            if request.done >= request.left:
-                codes[row], values[row] = FinishCode.LENGTH, request.done
-                del running[ids[row]]
-        port.push_batch(ids, np.ones(len(ids), np.uint32), next_tokens(batch), codes, values)
+        if running:
+            ids, tokens = list(running), next_tokens(list(running.values()))
+            ends = [running[i].finish(token) for i, token in zip(ids, tokens, strict=True)]
+            port.push_batch(ids, np.ones(len(ids), np.uint32), tokens, *zip(*ends, strict=True))
+            running = {i: running[i] for i, (code, _) in zip(ids, ends, strict=True) if not code}
 
 
 if __name__ == "__main__":
-    with SchedulerPort.attach(sys.argv[1], timeout_s=None) as port:
+    name = sys.argv[1] if len(sys.argv) == 2 else sys.exit("usage: python examples/scheduler.py NAME")
+    with SchedulerPort.attach(name, timeout_s=None) as port:
         try:
             serve(port)
         except DeploymentEndedError as ended:
