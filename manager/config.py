@@ -34,6 +34,7 @@ BOUNDS: Final[dict[str, tuple[float, float]]] = {
     "context_length": (2, 1 << 24),
     "vocab_size": (1, 1 << 31),
     "reserved_tokens": (0, 1 << 20),
+    "text_length_max": (1, 1 << 31),
     "requests_max": (1, 1 << 20),
     "tokenizer_threads": (1, 64),
     "ingress_capacity_bytes": (_CAPACITY_MIN, _CAPACITY_MAX),
@@ -65,6 +66,9 @@ class Settings:
     """Detok workers; each is a process, and each request belongs to one of them."""
     context_length: int = 8192
     """Prompt and output together."""
+    text_length_max: int | None = None
+    """Characters of a prompt's text, looked at before it is tokenized. None: 64 for each token of the
+    context; text has about 4, and encoding what can never fit would keep others waiting."""
     reserved_tokens: int = 0
     """Slots of every request that the engine keeps for itself; they count as prompt."""
     allow_auto_truncate: bool = False
@@ -100,7 +104,7 @@ class Settings:
     def __post_init__(self) -> None:
         for setting, (low, high) in BOUNDS.items():
             value = getattr(self, setting)
-            if value is None and setting == "vocab_size":
+            if value is None and setting in ("vocab_size", "text_length_max"):
                 continue
             _check_number(setting, value, low, high, is_float=isinstance(low, float))
         for setting in ("ingress_capacity_bytes", "egress_capacity_bytes", "register_capacity_bytes"):
@@ -205,7 +209,7 @@ def _read_file(path: Path) -> dict[str, Any]:
             values = json.loads(text)
     except ModuleNotFoundError:
         raise ConfigError(f"a .toml file needs Python 3.11: config={path}", setting="config") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         read = "" if path.suffix in (".json", ".toml") else " (.json and .toml are read)"
         raise ConfigError(
             f"config file cannot be read{read}: config={path}, why={error}", setting="config"

@@ -14,6 +14,7 @@ so whoever finds it finds everything it speaks of. Whoever attaches needs the na
 from __future__ import annotations
 
 import os
+import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from manager.config import Settings
     from manager.detokenize import Choice
 
-MANIFEST_VERSION: Final = 2
+MANIFEST_VERSION: Final = 3
 #: Bytes that a ring takes beside its data.
 _RING_OVERHEAD: Final = 4096
 
@@ -56,6 +57,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """For people to read."""
     manager_pid: int
     """For people to read."""
+    deployment_id: int
+    """Random: tells this deployment from another one of its name."""
 
 
 def ingress_name(name: str) -> str:
@@ -112,19 +115,17 @@ class Deployment:
         self._rings: dict[str, shmring.Ring] = {}
         self._manifest: shmring.Blob | None = None
         self._table: shmring.Blob | None = None
+        self.deployment_id = secrets.randbits(63)
         choice = facts.decoding
         table = b"" if choice is None else choice.table_bytes()
         # first: a dead predecessor's rings take room, and it may have had more workers than we have
-        _remove_dead(
-            [settings.name, table_name(settings.name), *ring_names(settings.name, WORKERS_MAX)],
-            there={info.name for info in shmring.list_rings()},
-        )
+        remove_dead_deployment(settings.name)
         _check_room(settings, len(table))
         try:
             self._make_rings(settings)
             if table:
                 self._table = shmring.publish_blob(table_name(settings.name), table)
-            self._manifest = shmring.publish_blob(settings.name, _encode(settings, facts))
+            self._manifest = shmring.publish_blob(settings.name, _encode(settings, facts, self.deployment_id))
         except SegmentExistsError as error:
             self.close()
             raise ConfigError(
@@ -176,7 +177,7 @@ def _check_room(settings: Settings, table_length: int) -> None:
         )
 
 
-def _encode(settings: Settings, facts: Facts) -> bytes:
+def _encode(settings: Settings, facts: Facts, deployment_id: int) -> bytes:
     return msgspec.msgpack.encode(
         Manifest(
             version=MANIFEST_VERSION,
@@ -190,6 +191,7 @@ def _encode(settings: Settings, facts: Facts) -> bytes:
             decoder=None if facts.decoding is None else facts.decoding.kind.value,
             decoder_reason="" if facts.decoding is None else facts.decoding.reason,
             manager_pid=os.getpid(),
+            deployment_id=deployment_id,
         )
     )
 
@@ -235,6 +237,14 @@ def remove_leftovers(manifest: Manifest) -> list[str]:
     """
     return _remove_dead(
         [manifest.name, table_name(manifest.name), *ring_names(manifest.name, manifest.shards)]
+    )
+
+
+def remove_dead_deployment(name: str) -> list[str]:
+    """Remove all that a dead deployment of that name left, however many workers it had."""
+    return _remove_dead(
+        [name, table_name(name), *ring_names(name, WORKERS_MAX)],
+        there={info.name for info in shmring.list_rings()},
     )
 
 

@@ -36,6 +36,8 @@ class Limits:
     allow_auto_truncate: bool = False
     """Whether a request that is too long is cut, or refused."""
     has_tokenizer: bool = True
+    text_length_max: int | None = None
+    """Characters of a text that is worth tokenizing; None: any number."""
     hidden_states_enabled: bool = False
     """Whether the engine can give hidden states."""
 
@@ -48,6 +50,14 @@ class Limits:
     def validate(self, request: SingleRequest) -> None:
         """Refuse what this deployment can never serve. Raises ValidationError with the field."""
         check_rid(request.rid)
+        if request.text is not None and self.text_length_max is not None:
+            length = len(request.text)
+            if length > self.text_length_max:
+                raise ValidationError(
+                    f"text is too long for the context: characters={length}, max={self.text_length_max}, "
+                    f"context_length={self.context_length}",
+                    field="text",
+                )
         if request.input_ids is not None:
             self.check_input_ids(request.input_ids)
         elif not self.has_tokenizer:

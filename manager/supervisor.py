@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_MANAGERS_SIGNALS: Final = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 _RESTART_WINDOW_S: Final = 60.0
 _POLL_S: Final = 0.01
-_TERMINATE_S: Final = 1.0
 
 
 def part_commands(
@@ -52,7 +52,7 @@ def part_commands(
             parts[worker_label(shard)] = ("worker", "--name", settings.name, "--shard", str(shard))
     cores = assign_cores(list(parts), settings.cores)
     return {
-        label: (*arguments, "--supervised", *(("--core", str(cores[label])) if label in cores else ()))
+        label: (*arguments, *(("--core", str(cores[label])) if label in cores else ()))
         for label, arguments in parts.items()
     }
 
@@ -73,11 +73,11 @@ class Part:
         return None if self.process is None else self.process.poll()
 
     def start(self) -> None:
-        """Start the process; it ignores Ctrl-C, which is the manager's to handle."""
+        """Start the process; signals to the group are the manager's to handle."""
         self.starts.append(time.monotonic())
-        # blocked in the child from its first moment on: it is not ready to ignore it before it has
-        # imported everything, and a traceback of it would be the first thing that a Ctrl-C shows
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        # Blocked in the child from its first moment on. It ends with us, however we end, and removes
+        # what a killed manager leaves; a signal to the whole group must not end it before.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _MANAGERS_SIGNALS)
         try:
             self.process = subprocess.Popen(  # noqa: S603 - our own module, in our own interpreter
                 [sys.executable, "-m", "manager", *self.arguments], stdin=subprocess.DEVNULL
@@ -94,10 +94,10 @@ class Supervisor:
         self._parts: dict[str, Part] = {}
         self._given_up: set[str] = set()
 
-    def start_all(self, commands: Mapping[str, Sequence[str]]) -> None:
-        """Start several parts, by label."""
+    def start_all(self, commands: Mapping[str, Sequence[str]], deployment_id: int) -> None:
+        """Start the parts of one deployment, by label: they serve this one, and none of its name after it."""
         for label, arguments in commands.items():
-            self.start(label, arguments)
+            self.start(label, (*arguments, "--supervised", str(deployment_id)))
 
     def start(self, label: str, arguments: Sequence[str]) -> None:
         """Start one part under a name of its own."""
@@ -142,11 +142,7 @@ class Supervisor:
         _wait(processes, deadline)
         for process in processes:
             if process.poll() is None:
-                log.warning("a part did not end by itself: pid=%d", process.pid)
-                process.terminate()
-        _wait(processes, time.monotonic() + _TERMINATE_S)
-        for process in processes:
-            if process.poll() is None:
+                log.warning("a part did not end by itself and is killed: pid=%d", process.pid)
                 process.kill()
             process.wait()
         self._parts.clear()

@@ -119,6 +119,7 @@ class TokenizerManager:
             allow_auto_truncate=settings.allow_auto_truncate,
             has_tokenizer=self._tokenizer is not None,
             hidden_states_enabled=settings.hidden_states_enabled,
+            text_length_max=settings.text_length_max or 64 * settings.context_length,
         )
         with contextlib.ExitStack() as undo:
             self._deployment = Deployment(settings, facts)
@@ -130,7 +131,7 @@ class TokenizerManager:
             self._take_ends(undo)
             self._waiter = AsyncWaiter()
             undo.callback(self._waiter.close)
-            self._supervisor.start_all(self._commands)
+            self._supervisor.start_all(self._commands, self._deployment.deployment_id)
             self._undo = undo.pop_all()
         self._state = "running"
         self._flusher: asyncio.Task[None] | None = None

@@ -7,6 +7,7 @@ no command has. No error leaves anything in shared memory.
 from __future__ import annotations
 
 import argparse
+import io
 import logging
 import os
 import sys
@@ -24,6 +25,16 @@ EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141  # as a shell says it of a command that SIGPIPE ended
 
 
+def _make_streams_safe() -> None:
+    """A closed stream is one that nobody reads; a character that the terminal cannot show is escaped."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     parser = argparse.ArgumentParser(
@@ -34,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parts.add_scheduler_command(commands)
     parts.add_worker_command(commands)
     options = parser.parse_args(arguments)
+    _make_streams_safe()
     logging.basicConfig(
         level=logging.INFO if options.verbose else logging.WARNING,
         format="%(levelname)s %(name)s: %(message)s",

@@ -103,7 +103,7 @@ async def _with_signals(options: argparse.Namespace, settings: Settings, samplin
         received.append(number)
         work.cancel()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, on_signal, number)
     try:
         return await work

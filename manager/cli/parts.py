@@ -10,7 +10,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from manager.deployment import read_manifest
+from manager.deployment import read_manifest, remove_dead_deployment
 from manager.engines.catalogue import CONTINUES_PROMPT, ENGINE_NAMES, make_engine
 from manager.engines.loop import run_engine
 from manager.errors import ConfigError, DeploymentEndedError
@@ -50,7 +50,10 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         "--timeout", type=float, metavar="S", help="wait so long for the deployment; default: for ever"
     )
     parser.add_argument(
-        "--supervised", action="store_true", help="leave Ctrl-C to the manager that started this process"
+        "--supervised",
+        type=int,
+        metavar="ID",
+        help="started by the manager of this very deployment: end with it, and leave signals to it",
     )
     parser.add_argument("--core", type=int, metavar="N", help="run on this core only")
     parser.add_argument("--verbose", action="store_true")
@@ -65,15 +68,31 @@ def _pin(options: argparse.Namespace) -> None:
     os.sched_setaffinity(0, {options.core})
 
 
-def _stop_on_signals(*, supervised: bool) -> threading.Event:
+def _stop_on_signals(options: argparse.Namespace) -> threading.Event:
     stop = threading.Event()
 
     def on_signal(_number: int, _frame: object) -> None:
         stop.set()
 
-    signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, signal.SIG_IGN if supervised else on_signal)
+    if options.supervised is None:  # else they are blocked, see Supervisor
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, on_signal)
     return stop
+
+
+def _own_deployment(options: argparse.Namespace) -> Manifest | None:
+    """The deployment whose manager started us; None if that has gone, its names removed.
+
+    Another one of that name is none of our business: it has parts of its own.
+    """
+    try:
+        manifest = read_manifest(options.name)
+    except SegmentNotFoundError:
+        return None
+    except DeploymentEndedError:
+        remove_dead_deployment(options.name)
+        return None
+    return manifest if manifest.deployment_id == options.supervised else None
 
 
 def _await_deployment(options: argparse.Namespace, stop: threading.Event) -> Manifest | None:
@@ -81,6 +100,8 @@ def _await_deployment(options: argparse.Namespace, stop: threading.Event) -> Man
 
     Raises SegmentNotFoundError when the time given is over.
     """
+    if options.supervised is not None:
+        return _own_deployment(options)
     deadline = None if options.timeout is None else time.monotonic() + options.timeout
     is_told = False
     while not stop.is_set():
@@ -100,7 +121,7 @@ def _await_deployment(options: argparse.Namespace, stop: threading.Event) -> Man
 
 def _run_scheduler(options: argparse.Namespace) -> int:
     _pin(options)
-    stop = _stop_on_signals(supervised=options.supervised)
+    stop = _stop_on_signals(options)
     manifest = _await_deployment(options, stop)
     if manifest is None:
         return 0
@@ -109,6 +130,8 @@ def _run_scheduler(options: argparse.Namespace) -> int:
     engine = make_engine(options.engine, manifest, randomness=randomness, chunk=options.chunk)
     continues_prompt = CONTINUES_PROMPT[options.engine]
     with SchedulerPort.attach(options.name, timeout_s=1.0, continues_prompt=continues_prompt) as port:
+        if options.supervised is not None and _own_deployment(options) is None:
+            return 0
         try:
             run_engine(engine, port, should_stop=stop.is_set)
         except DeploymentEndedError as error:
@@ -119,7 +142,7 @@ def _run_scheduler(options: argparse.Namespace) -> int:
 
 def _run_worker(options: argparse.Namespace) -> int:
     _pin(options)
-    stop = _stop_on_signals(supervised=options.supervised)
+    stop = _stop_on_signals(options)
     if _await_deployment(options, stop) is None:
         return 0
     ended_well = run_worker(options.name, options.shard, timeout_s=1.0, should_stop=stop.is_set)

@@ -40,8 +40,10 @@ async def prompts_of(options: argparse.Namespace) -> AsyncIterator[str]:
                 yield line
 
 
-async def _lines_of(file: TextIO) -> AsyncIterator[str]:
+async def _lines_of(file: TextIO | None) -> AsyncIterator[str]:
     """Read lines in a thread that nobody waits for: a read of a terminal cannot be cancelled."""
+    if file is None:
+        raise ValidationError("standard input is closed", field="stdin")
     loop = asyncio.get_running_loop()
     lines: asyncio.Queue[str | Exception | None] = asyncio.Queue(_LINES_AHEAD)
 
@@ -55,6 +57,8 @@ async def _lines_of(file: TextIO) -> AsyncIterator[str]:
             put(None)
         except UnicodeDecodeError as error:
             put(ValidationError(f"standard input is not UTF-8: why={error}", field="stdin"))
+        except OSError as error:
+            put(ValidationError(f"standard input cannot be read: why={error}", field="stdin"))
         except RuntimeError:
             return  # the loop is closed: nobody wants more
 

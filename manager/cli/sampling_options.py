@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from manager.errors import ValidationError
 from manager.sampling import SamplingParams
+from manager.sampling.kinds import shown
 
 if TYPE_CHECKING:
     import argparse
@@ -79,6 +80,7 @@ def sampling_of(options: argparse.Namespace) -> dict[str, Any]:
 def _parse(field: str, text: str) -> Any:  # noqa: ANN401 - whatever JSON holds; checked afterwards
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         kind = "JSON" if field == "sampling" else "number"
-        raise ValidationError(f"{field} is no {kind}: value={text!r}, why={error}", field=field) from None
+        text = f"{field} is no {kind}: value={shown(text)}, why={error}"
+        raise ValidationError(text, field=field) from None
