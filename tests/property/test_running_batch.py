@@ -198,7 +198,11 @@ def test_a_step_dealt_in_one_pass_is_a_step_pushed_shard_by_shard(data, shards):
     request_ids = data.draw(st.lists(ids, min_size=n, max_size=n))
     counts = data.draw(st.lists(st.integers(0, 4), min_size=n, max_size=n))
     tokens = data.draw(st.lists(int32, min_size=sum(counts), max_size=sum(counts)))
-    codes = data.draw(st.one_of(st.none(), st.lists(st.sampled_from([int(code) for code in FinishCode]), min_size=n, max_size=n)))
+    codes = data.draw(
+        st.one_of(
+            st.none(), st.lists(st.sampled_from([int(code) for code in FinishCode]), min_size=n, max_size=n)
+        )
+    )
     values = data.draw(st.one_of(st.none(), st.lists(int64, min_size=n, max_size=n)))
     bench = Bench(shards)
     try:

@@ -164,6 +164,7 @@ def manifest_bytes(name: str, **changes: Any) -> bytes:
         "decoder": None,
         "decoder_reason": "",
         "manager_pid": 1,
+        "deployment_id": 7,
     }
     assert set(fields) == set(Manifest.__struct_fields__)
     return msgspec.msgpack.encode({**fields, **changes})

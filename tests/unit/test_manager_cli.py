@@ -91,7 +91,10 @@ def test_a_part_without_a_manager_ends_when_its_time_is_over(
     monkeypatch.setattr("signal.signal", lambda *_: None)
     for part in (["scheduler", "--engine", "echo"], ["worker", "--shard", "0"]):
         assert main([*part, "--name", ring_name, "--timeout", "0.05"]) == 1
-        assert f"error: no deployment of that name, start its manager: name={ring_name}" in capsys.readouterr().err
+        assert (
+            f"error: no deployment of that name, start its manager: name={ring_name}"
+            in capsys.readouterr().err
+        )
         assert main([*part, "--name", "a/b", "--timeout", "0.05"]) == 1
         assert "error: name may hold" in capsys.readouterr().err
 
