@@ -151,6 +151,19 @@ class Deployment:
         """One of the rings, by its whole name."""
         return self._rings[name]
 
+    def truncated(self) -> dict[str, list[int]]:
+        """Rings whose object somebody has cut short, by name, and the shards behind them.
+
+        One system call a ring.
+        """
+        return {
+            name: [int(name.rpartition(".")[2])]
+            if name != ingress_name(self.name)
+            else list(range(self.shards))
+            for name, ring in self._rings.items()
+            if not ring.is_whole
+        }
+
     def close(self) -> None:
         """Take all names away, the manifest first. Twice is once."""
         if self._manifest is not None:

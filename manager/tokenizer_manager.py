@@ -91,7 +91,7 @@ class TokenizerManager:
         self._streams: dict[int, RequestStream] = {}
         self._rids: dict[str, int] = {}
         self._questions: dict[int, asyncio.Future[bytes]] = {}
-        self._broken_shards: dict[int, Exception] = {}
+        self._broken_shards: dict[int, str] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._closing: asyncio.Task[None] | None = None
         self._state = "new"
@@ -303,7 +303,7 @@ class TokenizerManager:
         try:
             self._check_running()
             if stream.shard in self._broken_shards:
-                raise InternalError(f"reply ring cannot be read: why={self._broken_shards[stream.shard]}")
+                raise InternalError(self._broken_shards[stream.shard])
             for label in (SCHEDULER, worker_label(stream.shard)):
                 if not self._parts.is_ready(label):
                     raise UnavailableError(f"part is not there: part={label}, name={self._settings.name}")
@@ -326,7 +326,11 @@ class TokenizerManager:
         Told from the roles that the kernel holds and from counters in the rings: a scheduler that is
         busy or has nothing to do is healthy, one that hangs or is stopped is not.
         """
-        return self._parts.health()
+        health = self._parts.health()
+        for shard in self._broken_shards:
+            label = worker_label(shard)
+            health[label] = dataclasses.replace(health[label], is_healthy=False)
+        return health
 
     async def probe(self, timeout_s: float = 20.0) -> bool:
         """Generate one token, through all parts. False: no answer in time, or an error."""
@@ -463,10 +467,16 @@ class TokenizerManager:
                     await asyncio.sleep(0)
         except shmring.ShmringError as error:
             # nothing can come from this shard any more; its requests must not wait for it
-            log.exception("reply ring cannot be read: shard=%d", shard)
-            self._broken_shards[shard] = error
-            for stream in [stream for stream in self._streams.values() if stream.shard == shard]:
-                self._abort(stream, InternalError(f"reply ring cannot be read: why={error}"))
+            self._break(shard, f"reply ring cannot be read: why={error}")
+
+    def _break(self, shard: int, problem: str) -> None:
+        """End what waits for this shard, and refuse what would."""
+        if shard in self._broken_shards:
+            return
+        log.error("shard is broken: shard=%d, why=%s", shard, problem)
+        self._broken_shards[shard] = problem
+        for stream in [stream for stream in self._streams.values() if stream.shard == shard]:
+            self._abort(stream, InternalError(problem))
 
     def _keep_flushing(self) -> None:
         if self._outbox.kept_count and (self._flusher is None or self._flusher.done()):
@@ -492,6 +502,9 @@ class TokenizerManager:
                 self._lose(worker_label(shard), [shard])
         if SCHEDULER in lost:
             self._lose(SCHEDULER, [])
+        for name, shards in self._deployment.truncated().items():
+            for shard in shards:
+                self._break(shard, f"ring was cut short: ring={name}")
 
     def _lose(self, label: str, shards: list[int]) -> None:
         """A part has gone: end what had been sent to it. What is not sent yet meets what is there then."""

@@ -76,6 +76,11 @@ class Ring:
         return statistics_of(self._segment.mapping)
 
     @property
+    def is_whole(self) -> bool:
+        """False once somebody has cut its object short; then its ends say CorruptRingError."""
+        return self._segment.mapping.is_whole
+
+    @property
     def is_open(self) -> bool:
         """False once closed, and in a forked child."""
         return self._segment.is_open

@@ -204,6 +204,11 @@ class Mapping:
         return memoryview(self.buffer)[HEADER_LENGTH : HEADER_LENGTH + length].toreadonly()
 
     @property
+    def is_whole(self) -> bool:
+        """False once the object is shorter than it was when it was mapped. One system call."""
+        return self.handle.fd < 0 or os.fstat(self.handle.fd).st_size >= HEADER_LENGTH + self.capacity
+
+    @property
     def is_retired(self) -> bool:
         """True once the owner has taken the name away."""
         return bool(lib.shr_header_retired(self.header))

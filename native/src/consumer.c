@@ -100,7 +100,7 @@ int shr_next(shr_consumer *c, shr_record *record) {
                 shr_count(&c->header->consumer_statistics.stalls, 1);
             }
             answer = shr_end_worth_waiting(c->header, &c->header->producer, c->lock_fd, SHR_ROLE_PRODUCER,
-                                           c->takeover, &c->peer_checked_ns);
+                                           c->takeover, c->capacity, &c->peer_checked_ns);
             if (answer == SHR_NOT_NOW) {
                 return answer;
             }

@@ -1,6 +1,8 @@
 /* What both ends of a ring do alike: taking a role, and judging the other end. */
 #include "end.h"
 
+#include "guard.h"
+
 #include "shmring/segment.h"
 
 #define PEER_CHECK_NS 100000000U /* a lock query is a system call: at most ten a second when polling */
@@ -16,9 +18,17 @@ void shr_end_attach(struct shr_end_state *end, uint32_t pid) {
 }
 
 int shr_end_worth_waiting(const struct shr_header *header, const struct shr_end_state *peer, int fd, int role,
-                          uint32_t takeover, uint64_t *checked_ns) {
+                          uint32_t takeover, uint64_t capacity, uint64_t *checked_ns) {
     if (header->magic != SHR_MAGIC) {
         return SHR_CORRUPT; /* zeros: it was truncated under us, and nobody will ever come (guard.h) */
+    }
+    uint64_t now = shr_clock_ns(CLOCK_MONOTONIC_COARSE);
+    int is_due = now - *checked_ns >= PEER_CHECK_NS;
+    if (is_due) {
+        *checked_ns = now;
+        if (!shr_guard_is_whole(fd, capacity)) {
+            return SHR_CORRUPT; /* truncated, and we have not touched what is gone */
+        }
     }
     /* [S5] acquire, pairs with the store in close: the caller looks at the position once more */
     uint32_t state = atomic_load_explicit(&peer->state, memory_order_acquire);
@@ -29,12 +39,7 @@ int shr_end_worth_waiting(const struct shr_header *header, const struct shr_end_
         /* nobody is there yet; nobody will come if the name is gone */
         return shr_header_retired(header) ? SHR_PEER_FINISHED : SHR_NOT_NOW;
     }
-    uint64_t now = shr_clock_ns(CLOCK_MONOTONIC_COARSE);
-    if (now - *checked_ns < PEER_CHECK_NS) {
-        return SHR_NOT_NOW;
-    }
-    *checked_ns = now;
-    if (shr_role_held(fd, role) != 0) {
+    if (!is_due || shr_role_held(fd, role) != 0) {
         return SHR_NOT_NOW;
     }
     if (takeover && !shr_header_retired(header)) {

@@ -29,7 +29,7 @@ void shr_end_attach(struct shr_end_state *end, uint32_t pid);
  * kernel at most ten times a second. SHR_NOT_NOW: yes. With `takeover` it always is, until the
  * name has gone. */
 int shr_end_worth_waiting(const struct shr_header *header, const struct shr_end_state *peer, int fd, int role,
-                          uint32_t takeover, uint64_t *checked_ns);
+                          uint32_t takeover, uint64_t capacity, uint64_t *checked_ns);
 
 /* See shr_consumer_state. */
 int shr_end_look(const struct shr_end_state *peer, int fd, int role);

@@ -6,6 +6,9 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+
+#include "shmring/layout.h"
 
 #define MAPPINGS_MAX 1024 /* a search through all of them happens once, when the worst has happened */
 
@@ -92,4 +95,12 @@ void shr_guard_remove(const void *base) {
             return;
         }
     }
+}
+
+int shr_guard_is_whole(int fd, uint64_t capacity) {
+    struct stat status;
+    if (fstat(fd, &status) != 0) {
+        return 1; /* nothing is known */
+    }
+    return (uint64_t)status.st_size >= SHR_HEADER_LENGTH + capacity;
 }

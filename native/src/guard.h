@@ -3,6 +3,7 @@
 #define SHMRING_GUARD_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 /* A page of a mapping that its object no longer has is SIGBUS at the first touch, whoever touches it
  * and however harmlessly. For mappings known here the signal is caught: the whole mapping is replaced
@@ -11,5 +12,8 @@
 void shr_guard_add(void *base, size_t length, int writable);
 /* Before it is unmapped. */
 void shr_guard_remove(const void *base);
+/* 0 if the object is shorter than it was when it was mapped: nobody at its other end may ever touch a
+ * page that is gone, and would wait for ever. One system call. */
+int shr_guard_is_whole(int fd, uint64_t capacity);
 
 #endif

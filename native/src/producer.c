@@ -87,7 +87,7 @@ int shr_claim(shr_producer *p, uint64_t length, uint8_t **payload) {
             mark_high_water(p, p->pending - p->head_seen);
             shr_count(&p->header->producer_statistics.stalls, 1);
             answer = shr_end_worth_waiting(p->header, &p->header->consumer, p->lock_fd, SHR_ROLE_CONSUMER,
-                                           p->takeover, &p->peer_checked_ns);
+                                           p->takeover, p->capacity, &p->peer_checked_ns);
             if (answer == SHR_NOT_NOW) {
                 return answer;
             }

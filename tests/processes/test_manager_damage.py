@@ -68,3 +68,26 @@ def test_a_damaged_ring_ends_the_requests_behind_it_and_no_others(ring_name: str
             assert manager.in_flight_count == 0
 
     asyncio.run(asyncio.wait_for(work(), 100))
+
+
+@pytest.mark.parametrize("ring", ["egress.0", "register.0", "reply.0", "ingress"])
+def test_a_ring_that_was_cut_short_ends_the_requests_behind_it(ring_name: str, ring: str):
+    """They would wait for ever, with every part looking well."""
+
+    async def work() -> None:
+        settings = Settings(name=ring_name, workers=2)
+        async with TokenizerManager(settings, engine="ngram") as manager:
+            assert await manager.wait_until_ready(60)
+            started = [asyncio.Event() for _ in range(REQUESTS)]
+            tasks = [asyncio.create_task(generate(manager, event)) for event in started]
+            await asyncio.gather(*(event.wait() for event in started))
+            os.truncate(Path("/dev/shm") / f"shmring.{ring_name}.{ring}", 4096)
+            outcomes = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
+            for outcome in outcomes:
+                assert outcome == NEW_TOKENS or isinstance(outcome, (InternalError, PartLostError)), outcome
+            if ring != "ingress":
+                assert outcomes[0::2] == [NEW_TOKENS] * (REQUESTS // 2)
+            assert not manager.health()["worker 0"].is_healthy
+            assert manager.in_flight_count == 0
+
+    asyncio.run(asyncio.wait_for(work(), 100))

@@ -1,0 +1,52 @@
+"""A segment that is cut short under its mappings, whichever of its pages the ends touch or do not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import shmring
+
+pytestmark = pytest.mark.timeout(60)
+
+CAPACITY = 1 << 16
+PAYLOAD = bytes(1000)
+SIZES = [0, 100, 4096, 8192, 4096 + CAPACITY - 1]
+
+
+def cut(name: str, size: int) -> None:
+    os.truncate(Path("/dev/shm") / f"shmring.{name}", size)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_consumer_is_told_and_does_not_wait_for_what_cannot_come(ring_name: str, size: int):
+    """It would sleep beside a ring that is gone, and look healthy."""
+    with (
+        shmring.create(ring_name, CAPACITY) as ring,
+        ring.producer() as producer,
+        ring.consumer() as consumer,
+    ):
+        for _ in range(10):
+            producer.push(PAYLOAD)
+        cut(ring_name, size)
+        taken = 0
+        with pytest.raises(shmring.CorruptRingError):  # noqa: PT012 - how many come before it is not said
+            while taken <= 10:
+                record = consumer.pop(20)
+                assert record is not None, "waited in vain"
+                taken += 1
+        assert not ring.is_whole
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_producer_is_told_when_the_ring_is_full_at_the_latest(ring_name: str, size: int):
+    """It would wait for ever for a consumer that cannot see what it writes."""
+    with shmring.create(ring_name, CAPACITY) as ring, ring.producer() as producer, ring.consumer():
+        cut(ring_name, size)
+        pushed = 0
+        with pytest.raises(shmring.CorruptRingError):  # noqa: PT012 - as above
+            while pushed <= CAPACITY // len(PAYLOAD):
+                assert producer.push(PAYLOAD, 20), "waited in vain"
+                pushed += 1
