@@ -103,6 +103,8 @@ class Producer(ProducerCore):
     _takeover: bool
     _claims: int
     """Claims taken so far: tells a claim that was discarded from the one that is open."""
+    _payload: memoryview
+    """Of the last claim."""
 
     @classmethod
     def attach(
@@ -158,7 +160,8 @@ class Producer(ProducerCore):
         if window is None:
             return None
         self._claims += 1
-        return Claim(self, memoryview(window))
+        self._payload = memoryview(window)
+        return Claim(self, self._payload)
 
     def _check_length(self, length: int) -> None:
         if isinstance(length, bool) or not isinstance(length, int):
@@ -256,8 +259,12 @@ class Producer(ProducerCore):
     def close(self) -> None:
         """Finish: the consumer takes what is there and then sees the end. Twice is once.
 
-        What was appended and not published is given back.
+        What was appended and not published is given back, and the payload of an open claim released:
+        the bytes are the next producer's.
         """
+        if self._claims:
+            with contextlib.suppress(BufferError):  # an array over it still lives: its maker knows
+                self._payload.release()
         self._close()
         self._attachment.close()
 

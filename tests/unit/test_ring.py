@@ -916,3 +916,16 @@ def test_a_start_position_is_one_that_could_be(start, ring_name):
     """The test tool refuses what would make a ring that cannot be."""
     with pytest.raises(ValueError, match="start_position"):
         testing.ring_at(ring_name, CAPACITY, start)
+
+
+def test_closing_takes_the_payload_of_an_open_claim_away(ring_name):
+    """Its bytes are the next producer's: a late write would change that one's record."""
+    with shmring.create(ring_name, 4096) as ring:
+        first = ring.producer()
+        claim = first.claim(8)
+        first.close()
+        with ring.producer() as second, ring.consumer(takeover=True) as consumer:
+            second.push(b"AAAAAAAA")
+            with pytest.raises(ValueError, match="released"):
+                claim.payload[:] = b"ZZZZZZZZ"
+            assert consumer.pop(5) == b"AAAAAAAA"
