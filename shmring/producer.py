@@ -42,6 +42,7 @@ class Claim:
         #: Writable bytes in place, as many as were claimed. Released by commit and abort: what is
         #: written later would change a record that the consumer may be reading.
         self.payload = payload
+        self._claimed = len(payload)
         self._is_open = True
 
     def commit(self, length: int | None = None, type: int = 0, flags: int = 0) -> None:
@@ -59,14 +60,14 @@ class Claim:
 
     def _length(self, length: int | None) -> int:
         if length is None:
-            return len(self.payload)
+            return self._claimed
         if isinstance(length, bool) or not isinstance(length, int):
             raise TypeError(f"length is an int: length={length!r}")
-        if not 0 <= length <= len(self.payload):
+        if not 0 <= length <= self._claimed:
             raise RecordTooLargeError(
-                f"commit is longer than its claim: length={length}, max={len(self.payload)}",
+                f"commit is longer than its claim: length={length}, max={self._claimed}",
                 length=length,
-                length_max=len(self.payload),
+                length_max=self._claimed,
             )
         return length
 
