@@ -462,3 +462,17 @@ def test_the_version_names_the_layout(capsys):
         main(["--version"])
     assert raised.value.code == 0
     assert capsys.readouterr().out.split()[-2:] == ["layout", "1"]
+
+
+def test_a_closed_output_is_no_traceback(ring_name):
+    """A script that closes what it does not want to read would be shown our insides."""
+    with shmring.create(ring_name, 4096):
+        close_first = "import os, sys; os.close(1); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+        done = subprocess.run(
+            [sys.executable, "-c", close_first, "-m", "shmring", "stat", ring_name],
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
