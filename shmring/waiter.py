@@ -11,6 +11,7 @@ import errno
 import time
 from typing import TYPE_CHECKING, NoReturn
 
+from shmring._fast import ConsumerCore, ProducerCore
 from shmring._native import ffi, lib
 from shmring.errors import Answer, CorruptRingError, RingClosedError, ShmringError
 from shmring.segment import check_timeout
@@ -61,6 +62,20 @@ class Bell:
         return bool(lib.shr_bell_answer(self._bell))
 
 
+def _check_ends(
+    consumers: Sequence[object], producers: Sequence[tuple[object, object]], bell: object
+) -> None:
+    """Refuse what is no end before anything of it is used."""
+    for consumer in consumers:
+        if not isinstance(consumer, ConsumerCore):
+            raise TypeError(f"consumers holds what is none: type={type(consumer).__name__}")
+    for pair in producers:
+        if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], ProducerCore):
+            raise TypeError(f"producers holds what is no pair of a producer and a length: value={pair!r}")
+    if bell is not None and not isinstance(bell, Bell):
+        raise TypeError(f"bell is none: type={type(bell).__name__}")
+
+
 class WaitSet:
     """Ring ends that are awaited together: consumers for something to read, producers for room.
 
@@ -74,6 +89,7 @@ class WaitSet:
         producers: Sequence[tuple[Producer, int]] = (),
         bell: Bell | None = None,
     ) -> None:
+        _check_ends(consumers, producers, bell)
         if not consumers and not producers and bell is None:
             raise ValueError("nothing to wait for: rings=0")
         if len(consumers) + len(producers) > WAIT_MAX:
@@ -211,6 +227,8 @@ def wait_any(
     peer's end or, within a second, its death ends the wait too: the next try says so. Not for an
     end that was attached with `takeover`.
     """
+    if not isinstance(policy, WaitPolicy):
+        raise TypeError(f"policy is none: type={type(policy).__name__}")
     deadline = Deadline(timeout_s)
     spin_ns = policy.value
     with WaitSet(consumers, producers, bell) as waitset:

@@ -329,3 +329,19 @@ def test_a_deadline_is_a_point_in_time_or_never():
     assert Deadline(0).is_over is True
     assert Deadline(0).left_s() == 0
     assert 59 < Deadline(60).left_s() <= 60
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"consumers": [1]}, "consumers holds what is none: type=int"),
+        ({"consumers": [], "producers": [1]}, "producers holds what is no pair"),
+        ({"consumers": [], "producers": [(1, 2)]}, "producers holds what is no pair"),
+        ({"consumers": [], "bell": 5}, "bell is none: type=int"),
+        ({"consumers": [], "bell": shmring.Bell(), "policy": 5}, "policy is none: type=int"),
+    ],
+)
+def test_what_cannot_be_waited_for_is_told_by_its_type(arguments, text):
+    """An error of the inside of the ring says nothing to who called it."""
+    with pytest.raises(TypeError, match=text):
+        shmring.wait_any(**arguments, timeout_s=0)
