@@ -193,7 +193,7 @@ class DetokShard:
     def _end(self, request_id: int) -> None:
         self._requests.close(request_id)
         self._texts_wanted.discard(request_id)
-        self.counters.unknown_ids = self._requests.unknown_ids
+        self._count_unknown_ids()
         self._ended.add(request_id)
 
     def _take(self, record: Record) -> None:
@@ -268,7 +268,7 @@ class DetokShard:
         for request_id in outcome.ended:
             self._ended.add(request_id)
         if outcome.ended:
-            counters.unknown_ids = self._requests.unknown_ids
+            self._count_unknown_ids()
             self._texts_wanted.difference_update(outcome.ended)
         if outcome.unknown:
             self._ask_strangers_to_stop(outcome.unknown)
@@ -278,6 +278,13 @@ class DetokShard:
             self._ask_aborts(refused)
             self._fail(refused, UnavailableError.status, [outcome.problem] * len(refused))
         self._ask_aborts(outcome.stopped)
+
+    def _count_unknown_ids(self) -> None:
+        """Ids outside of the vocabulary are no text and no error, but somebody should look at the engine."""
+        more = self._requests.unknown_ids - self.counters.unknown_ids
+        self.counters.unknown_ids += more
+        if more:
+            log.warning("output held ids outside of the vocabulary: count=%d", more)
 
     def _ask_strangers_to_stop(self, unknown: list[int]) -> None:
         """Chunks of requests that ended are late and no news; of others, the scheduler is told to stop."""

@@ -268,6 +268,21 @@ def test_unknown_requests_are_asked_to_stop_once_and_cost_one_line(
     assert len(caplog.records) == 1
 
 
+def test_ids_outside_of_the_vocabulary_are_no_text_and_one_line(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An engine that pads with -1 would spoil its clients' text, or nobody would ever know of it."""
+    bench.register(1)
+    with caplog.at_level(logging.WARNING):
+        bench.push((1, [-1, 2**31 - 1], None))
+        bench.push((1, "fine", LENGTH(6)))
+        answers = bench.work()
+    assert answers.texts == {1: "fine"}
+    assert [record.getMessage() for record in caplog.records] == [
+        "output held ids outside of the vocabulary: count=2"
+    ]
+
+
 def test_late_chunks_of_an_ended_request_are_no_news(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     """Every abort crosses some chunks on the way: that is ordinary and not worth a word."""
     bench.register(1, 2)
