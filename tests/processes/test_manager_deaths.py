@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -322,10 +323,14 @@ def test_a_part_that_cannot_start_is_told_at_once(
     """A part that dies at birth must not be waited for until the time is over."""
 
     async def work() -> None:
-        manager = TokenizerManager(settings(deployment_name, restarts_max=2), engine="no such engine")
+        # an engine with a vocabulary of its own
+        tokenizer = Path(__file__).parents[1] / "data" / "tokenizers" / "bytelevel.json"
+        manager = TokenizerManager(
+            settings(deployment_name, restarts_max=2, tokenizer=tokenizer), engine="ngram"
+        )
         await manager.start()
         try:
-            with pytest.raises(ConfigError, match="scheduler cannot start: exit_code=2") as caught:
+            with pytest.raises(ConfigError, match="scheduler cannot start: exit_code=1") as caught:
                 await manager.wait_until_ready(60)
             assert caught.value.setting == "scheduler"
         finally:
