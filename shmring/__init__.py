@@ -43,9 +43,11 @@ from shmring.errors import (
 from shmring.layout import Role
 from shmring.producer import Claim, Producer
 from shmring.ring import (
+    AttachedRing,
     Blob,
     Ring,
     SegmentInfo,
+    attach,
     create,
     list_rings,
     publish_blob,
@@ -60,6 +62,7 @@ from shmring.waiter import Bell, WaitPolicy, wait_any
 
 __all__ = [
     "AsyncWaiter",
+    "AttachedRing",
     "BadCapacityError",
     "BadNameError",
     "Bell",
@@ -97,6 +100,7 @@ __all__ = [
     "Shape",
     "ShmringError",
     "WaitPolicy",
+    "attach",
     "create",
     "list_rings",
     "publish_blob",

@@ -145,6 +145,11 @@ class Producer(ProducerCore):
         return self._attachment.name
 
     @property
+    def is_retired(self) -> bool:
+        """True once the ring's name is gone, or leads to another ring made in its place."""
+        return self._attachment.mapping.is_retired
+
+    @property
     def capacity_bytes(self) -> int:
         """Bytes of the data area."""
         return self._attachment.mapping.capacity

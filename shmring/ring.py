@@ -34,24 +34,34 @@ if TYPE_CHECKING:
 UNFINISHED_AGE_S = 10.0
 
 
-class Ring:
-    """A ring that this process made and will remove. The ends are taken apart from it.
+class AttachedRing:
+    """A ring of somebody else's, known by its name. The ends are taken apart from it.
 
-    Closing takes the name away; ends that are attached go on until they are closed.
+    It goes on showing the ring that it was attached to, also when the name leads to another by now.
     """
 
-    def __init__(self, segment: OwnedSegment) -> None:
-        self._segment = segment
+    def __init__(self, mapping: Mapping) -> None:
+        self._mapping = mapping
 
     @property
     def name(self) -> str:
         """What others attach by."""
-        return self._segment.name
+        return self._mapping.handle.name
 
     @property
     def capacity_bytes(self) -> int:
         """Bytes of the data area."""
-        return self._segment.mapping.capacity
+        return self._mapping.capacity
+
+    @property
+    def is_retired(self) -> bool:
+        """True once the name is gone: nobody new will come, though the ends go on."""
+        return self._mapping.is_retired
+
+    @property
+    def is_whole(self) -> bool:
+        """False once somebody has cut its object short; then its ends say CorruptRingError."""
+        return self._mapping.is_whole
 
     def producer(self, *, policy: WaitPolicy = WaitPolicy.BALANCED, takeover: bool = False) -> Producer:
         """Take the producing end here. See Producer.attach."""
@@ -64,7 +74,7 @@ class Ring:
         return Consumer._of(self._again(), policy, takeover=takeover, poison=poison)
 
     def _again(self) -> Mapping:
-        handle = self._segment.mapping.handle.reopen()
+        handle = self._mapping.handle.reopen()
         try:
             return Mapping(handle, writable=True)
         except BaseException:
@@ -73,12 +83,30 @@ class Ring:
 
     def statistics(self) -> RingStatistics:
         """The ring's counters as they stand."""
-        return statistics_of(self._segment.mapping)
+        return statistics_of(self._mapping)
 
-    @property
-    def is_whole(self) -> bool:
-        """False once somebody has cut its object short; then its ends say CorruptRingError."""
-        return self._segment.mapping.is_whole
+    def close(self) -> None:
+        """Let go of it; ends that were taken go on. Twice is once."""
+        self._mapping.handle.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Ring(AttachedRing):
+    """A ring that this process made and will remove.
+
+    Closing takes the name away; ends that are attached go on until they are closed.
+    """
+
+    def __init__(self, segment: OwnedSegment) -> None:
+        super().__init__(segment.mapping)
+        self._segment = segment
 
     @property
     def is_open(self) -> bool:
@@ -88,14 +116,6 @@ class Ring:
     def close(self) -> None:
         """Take the name away. Twice is once. Does nothing in a forked child."""
         self._segment.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class Blob:
@@ -127,6 +147,18 @@ def create(name: str, capacity_bytes: int, *, mode: int = MODE_DEFAULT) -> Ring:
     nothing is left behind. `mode` is exact, whatever the umask.
     """
     return Ring(OwnedSegment(name, Kind.RING, check_capacity(capacity_bytes), mode=mode))
+
+
+def attach(name: str, *, timeout_s: float | None = 0) -> AttachedRing:
+    """Attach to the ring `name`, waiting up to `timeout_s` for it to be made (None: for ever).
+
+    Takes neither end: ask what it returns for one. Errors as Producer.attach.
+    """
+    mapping = attach_mapping(name, writable=True, timeout_s=timeout_s)
+    if mapping.kind != Kind.RING:
+        mapping.handle.close()
+        raise LayoutMismatchError(f"segment is no ring: name={name}", expected=Kind.RING, found=mapping.kind)
+    return AttachedRing(mapping)
 
 
 def publish_blob(name: str, payload: bytes, *, mode: int = MODE_DEFAULT) -> Blob:

@@ -929,3 +929,42 @@ def test_closing_takes_the_payload_of_an_open_claim_away(ring_name):
             with pytest.raises(ValueError, match="released"):
                 claim.payload[:] = b"ZZZZZZZZ"
             assert consumer.pop(5) == b"AAAAAAAA"
+
+
+def test_a_ring_is_attached_by_name_and_gives_both_ends(ring_name):
+    """Whoever knows the name only would have to know which end to ask for first."""
+    with shmring.create(ring_name, CAPACITY), shmring.attach(ring_name) as attached:
+        assert (attached.name, attached.capacity_bytes) == (ring_name, CAPACITY)
+        with attached.producer() as producer, attached.consumer() as consumer:
+            producer.push(b"through")
+            attached.close()  # the ends go on
+            assert consumer.pop(5) == b"through"
+
+
+def test_an_attached_ring_stays_the_one_that_it_was_attached_to(ring_name):
+    """Two rings of one name in turn: half of the processes would talk to nobody, without a word."""
+    old = shmring.create(ring_name, CAPACITY)
+    with shmring.attach(ring_name) as attached, old.producer() as producer:
+        assert not attached.is_retired
+        old.close()
+        with shmring.create(ring_name, 2 * CAPACITY) as new:
+            assert attached.is_retired
+            assert producer.is_retired
+            assert attached.capacity_bytes == CAPACITY
+            assert not new.is_retired
+            with attached.consumer() as consumer:
+                assert consumer.is_retired
+                producer.push(b"old")
+                assert consumer.pop(5) == b"old"
+
+
+def test_attaching_to_what_is_no_ring_is_refused(ring_name):
+    """A blob has no ends, and its bytes are not positions."""
+    blob = shmring.publish_blob(ring_name, b"abc")
+    try:
+        with pytest.raises(shmring.LayoutMismatchError, match="no ring"):
+            shmring.attach(ring_name)
+        with pytest.raises(shmring.SegmentNotFoundError):
+            shmring.attach(f"{ring_name}-other")
+    finally:
+        blob.close()
