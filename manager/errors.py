@@ -58,12 +58,6 @@ class PartLostError(UnavailableError):
         self.part = part
 
 
-class SlowReaderError(ManagerError):
-    """The reader of a stream fell so far behind that its request was ended."""
-
-    status = 499
-
-
 class InternalError(ManagerError):
     """A fault of ours, or of a part that broke the protocol."""
 

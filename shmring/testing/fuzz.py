@@ -203,10 +203,6 @@ def _images(name: str) -> list[bytes]:
     return images
 
 
-def _path_bytes(name: str) -> bytes:
-    return (SHM_FOLDER / f"{NAME_PREFIX}{name}").read_bytes()
-
-
 class _Case:
     """Makes a damaged segment and uses it, in a child."""
 
