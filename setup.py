@@ -18,6 +18,7 @@ setup(
                 "native/python/producer_core.c",
                 "native/python/consumer_core.c",
                 "native/python/frame_layout.c",
+                "native/python/frame_push.c",
                 "native/python/frame_view.c",
                 *CORE,
             ],

@@ -135,7 +135,7 @@ class Step:
             manager,
             batch,
             self._ids,
-            np.array([(0, self._skip, True, False)] * batch, messages.OUTPUT_DTYPE),
+            np.array([(0, self._skip, True, False, False)] * batch, messages.OUTPUT_DTYPE),
             np.zeros(batch, np.uint32),
             np.empty(0, np.int32),
             *messages.pack_bytes([messages.pack_stops(self._stops, ())] * batch),
@@ -254,7 +254,7 @@ def measure(ways, batch, ids, *, rounds, tokens):
     return best
 
 
-def compare(tokenizer, table, ids, rounds):
+def compare(tokenizer, table, ids, rounds, tokens):
     makers = [
         lambda: Core(table),
         lambda: Step(table),
@@ -272,7 +272,11 @@ def compare(tokenizer, table, ids, rounds):
     found = {}
     for batch in BATCHES:
         for name, cost in measure(
-            [make() for make in makers], batch, ids, rounds=rounds, tokens=300 if batch == 1 else 4096
+            [make() for make in makers],
+            batch,
+            ids,
+            rounds=rounds,
+            tokens=min(tokens, 300) if batch == 1 else tokens,
         ).items():
             found[name, batch] = cost
     for name in dict.fromkeys(name for name, _ in found):
@@ -389,6 +393,7 @@ def main():
     )
     parser.add_argument("--tokenizer", type=Path, default=qwen if qwen.exists() else EMBEDDED_TOKENIZER)
     parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--tokens", type=int, default=1 << 15, help="of each way in a round")
     options = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(options.tokenizer))
     tokenizer.no_padding()
@@ -400,7 +405,7 @@ def main():
     if choice.table is None:
         sys.exit("this tokenizer has no table: nothing to compare")
     ids = np.array(tokenizer.encode("".join(itertools.repeat(TEXT, 20))).ids, np.int32)
-    compare(tokenizer, choice.table, ids, options.rounds)
+    compare(tokenizer, choice.table, ids, options.rounds, options.tokens)
     astray(tokenizer, choice.table, ids, options.rounds)
     start_up(options.tokenizer)
 

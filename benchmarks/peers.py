@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 from ways import (
+    Nothing,
     OsPipe,
     Ours,
     OursLatency,
@@ -345,6 +346,7 @@ class Tachyon(Way):
 
 
 WAYS: list[type[Way]] = [
+    Nothing,
     Ours,
     OursLatency,
     OursThrifty,

@@ -26,17 +26,17 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 sys.path[:0] = [str(HERE), str(ROOT)]
 
-from engine import measure_engine  # noqa: E402
+from engine import measure_engine, measure_paced  # noqa: E402
 from measure import Task, measure  # noqa: E402
 from peers import WAYS  # noqa: E402
 from waits import idle_cpu_s, wake_up_us  # noqa: E402
-from ways import OursLatency, OursThrifty, Way  # noqa: E402
+from ways import Nothing, Ours, OursLatency, OursThrifty, Way  # noqa: E402
 
 from shmring import WaitPolicy  # noqa: E402
 
 SIZES = (64, 1024, 16384, 262144, 1048576)
-ROWS = (1, 32, 256, 2048)
-SHORT = ("shmring", "multiprocessing.Queue", "multiprocessing.Pipe", "os.pipe", "zmq")
+ROWS = (1, 32, 256, 2048, 16384)
+SHORT = ("shmring", "nothing", "multiprocessing.Queue", "multiprocessing.Pipe", "os.pipe", "zmq")
 
 
 def build_reference(folder: str) -> Path:
@@ -70,8 +70,12 @@ def reference_cells(scale: float) -> dict[str, list[str]]:
         "pingpong|C, same ring|spin|64|": ["pingpong", "spin", count(200_000)],
         "pingpong|C, same ring|balanced|64|": ["pingpong", "10000", count(50_000)],
         "pingpong|C, same ring|thrifty|64|": ["pingpong", "park", count(10_000)],
-        "paced|C, same ring|block|256|": ["wake", count(300)],
+        "paced|C, same ring|block|256|": ["wake", "4000", count(300)],
+        "busy|C, same ring, no other thread|block|256|": ["wake", "500", count(3000)],
     }
+    for rows in ROWS:
+        most = max(2000, min(4_000_000, (4 << 30) // (25 * rows)))
+        cells[f"steps|C, memcpy alone|-|{rows}|"] = ["columns", str(rows), count(most)]
     for size in SIZES:
         most = max(2000, min(4_000_000, (4 << 30) // size))
         cells[f"records|C, same ring|block|{size}|"] = ["ring", str(size), count(most), "1"]
@@ -79,10 +83,15 @@ def reference_cells(scale: float) -> dict[str, list[str]]:
     return cells
 
 
-def way_cells(full: bool) -> list[tuple[type[Way], str, Task]]:
+def way_cells(full: bool, *, only_ours: bool) -> list[tuple[type[Way], str, Task]]:
     cells: list[tuple[type[Way], str, Task]] = []
     for way in WAYS:
         if not way.is_installed() or not (full or way.name in SHORT):
+            continue
+        if only_ours and not (issubclass(way, Ours) or way is Nothing):
+            continue
+        if way is Nothing:
+            cells.append((way, "block", Task("busy", 256, "columns")))
             continue
         is_variant = way in (OursLatency, OursThrifty)
         for mode in way.modes:
@@ -98,6 +107,8 @@ def way_cells(full: bool) -> list[tuple[type[Way], str, Task]]:
             cells.append((way, mode, Task("paced", 256, codec)))
             if way.name in ("shmring", "shmring latency", "zmq"):
                 cells.append((way, mode, Task("busy", 256, codec)))
+            if way.name == "shmring" and codec == "frame":
+                cells.append((way, "spin", Task("busy", 256, codec)))
     return cells
 
 
@@ -108,9 +119,15 @@ def key_of(way: type[Way], mode: str, task: Task) -> str:
 def measure_round(
     args: argparse.Namespace, reference: Path, results: dict[str, list[dict[str, float]]]
 ) -> None:
-    jobs = {key_of(*cell): cell for cell in way_cells(args.full)}
+    jobs = {key_of(*cell): cell for cell in way_cells(args.full, only_ours=args.ours)}
     c_jobs = reference_cells(args.seconds)
-    order = [*jobs, *c_jobs, *(f"engine|{rows}" for rows in (256, 4096)), "idle", "wake"]
+    order = [
+        *jobs,
+        *c_jobs,
+        *(f"{kind}|{rows}" for kind in ("engine", "parked") for rows in (256, 4096)),
+        "idle",
+        "wake",
+    ]
     if args.only:
         order = [key for key in order if key.split("|")[0] in args.only.split(",")]
     random.shuffle(order)
@@ -134,6 +151,8 @@ def measure_round(
                     "blocking_us": wake_up_us(with_asyncio=False, count=turns),
                     "asyncio_us": wake_up_us(with_asyncio=True, count=turns),
                 }
+            elif key.startswith("parked"):
+                found = measure_paced(int(key.split("|")[1]), is_first=args.first)
             else:
                 found = measure_engine(int(key.split("|")[1]))
         except Exception as error:  # noqa: BLE001 -- one way that fails must not end the others
@@ -226,6 +245,7 @@ TABLES = [
         "Beside a thread that runs Python all the time: time in the call, us, median",
     ),
     ("busy", "p99.9_us", "least", "The same, 99.9th percentile"),
+    ("busy", "turns_per_s", "most", "The same: turns a second of the other thread"),
 ]
 
 
@@ -235,19 +255,19 @@ def report(results: dict[str, list[dict[str, float]]]) -> str:
         rows = table(results, kind, field, best)
         if len(rows) > 2:
             lines += ["", f"### {title}", "", *rows]
-    for rows in (256, 4096):
-        runs = results.get(f"engine|{rows}", [])
-        if runs:
-            lines += [
-                "",
-                f"### A decode step of {rows} requests to four shards, us",
-                "",
-                "| call | us |",
-                "|---|---|",
-            ]
-            for name in (name for name in runs[0] if name != "machine_busy"):
-                lines.append(f"| {name} | {statistics.median(run[name] for run in runs):.3g} |")
+    steps = [
+        (f"{kind}|{rows}", title.format(rows=f"{rows:,}"))
+        for kind, title in (
+            ("engine", "A decode step of {rows} requests to four shards, back to back, us"),
+            (
+                "parked",
+                "One of {rows} requests every 4 ms, to four readers asleep in their own processes, us",
+            ),
+        )
+        for rows in (256, 4096)
+    ]
     for key, title in (
+        *steps,
         ("idle", "Processor seconds while nothing comes"),
         ("wake", "From push to Python, asleep, us"),
     ):
@@ -264,10 +284,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--full", action="store_true", help="all ways that are installed, all sizes")
+    parser.add_argument("--ours", action="store_true", help="no way but ours")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=0.1, help="for each cell")
     parser.add_argument(
-        "--only", help="kinds, comma-separated: records,batches,pingpong,steps,paced,busy,engine,idle,wake"
+        "--only",
+        help="kinds, comma-separated: records,batches,pingpong,steps,paced,busy,engine,parked,idle,wake",
     )
     parser.add_argument(
         "--first", action="store_true", help="before all other work of the machine; needs root"

@@ -36,7 +36,13 @@ class FrameLayout:
         /,
     ) -> None: ...
     def push(
-        self, producer: ProducerCore, rows: int, *columns: ColumnData, publish: bool = True, flags: int = 0
+        self,
+        producer: ProducerCore,
+        rows: int,
+        *columns: ColumnData,
+        publish: bool = True,
+        flags: int = 0,
+        timeout_s: float | None = 0,
     ) -> bool: ...
     def read(self, record: Record | Buffer, /) -> Frame: ...
 
@@ -79,6 +85,7 @@ class ProducerCore:
         columns: tuple[object, ...],
         publish: bool = True,
         flags: int = 0,
+        timeout_s: float | None = 0,
         /,
     ) -> bool: ...
     def publish(self) -> bool: ...

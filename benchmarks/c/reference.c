@@ -5,8 +5,9 @@
  *     reference pingpong POLICY COUNT     round trips of 64 bytes over two rings; POLICY: spin, park or
  *                                         nanoseconds of spinning before the sleep
  *     reference memcpy SIZE COUNT         copies from a warm buffer into a region of 8 MiB
- *     reference wake COUNT                a record every 4 ms to a sleeper: what publishing takes, and until
- *                                         the sleeper has it
+ *     reference columns ROWS COUNT        copies of five warm columns of a decode step into the same region
+ *     reference wake PAUSE_US COUNT       a record after each pause to a sleeper: what publishing takes, and
+ *                                         until the sleeper has it
  *
  * One line of JSON. The producer runs on processor 0, the consumer on 1. */
 #include <sched.h>
@@ -202,7 +203,7 @@ static void run_pingpong(const char *policy, uint64_t count) {
            (double)took[count * 99 / 100] / 1e3);
 }
 
-static void run_wake(uint64_t count) {
+static void run_wake(uint64_t pause_us, uint64_t count) {
     struct shr_header *there = make_ring(1 << 16);
     uint64_t *took = calloc(count, sizeof *took);
     uint64_t *late =
@@ -227,7 +228,7 @@ static void run_wake(uint64_t count) {
     take_producer(&p, there);
     uint64_t next = now_ns();
     for (uint64_t i = 0; i < count; i++) {
-        next += 4000000;
+        next += pause_us * 1000;
         while (now_ns() < next) {
         }
         uint64_t start = now_ns();
@@ -237,8 +238,9 @@ static void run_wake(uint64_t count) {
     waitpid(child, NULL, 0);
     qsort(took, count, sizeof *took, compare);
     qsort(late, count, sizeof *late, compare);
-    printf("{\"wall_p50_us\": %.3f, \"delivery_p50_us\": %.3f}\n", (double)took[count / 2] / 1e3,
-           (double)late[count / 2] / 1e3);
+    printf("{\"wall_p50_us\": %.3f, \"p50_us\": %.3f, \"p99.9_us\": %.3f, \"delivery_p50_us\": %.3f}\n",
+           (double)took[count / 2] / 1e3, (double)took[count / 2] / 1e3,
+           (double)took[count * 999 / 1000] / 1e3, (double)late[count / 2] / 1e3);
 }
 
 static void run_memcpy(uint64_t size, uint64_t count) {
@@ -255,6 +257,26 @@ static void run_memcpy(uint64_t size, uint64_t count) {
     printf("{\"per_s\": %.0f}\n", (double)count * 1e9 / (double)(now_ns() - start));
 }
 
+static void run_columns(uint64_t rows, uint64_t count) {
+    const uint64_t widths[] = {8, 4, 4, 1, 8}, length = rows * 25;
+    char *from = malloc(length);
+    char *to = mmap(NULL, CAPACITY, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    memset(from, 1, length);
+    pin(0);
+    uint64_t start = now_ns();
+    for (uint64_t i = 0, at = 0; i < count; i++) {
+        at = at + length > CAPACITY ? 0 : at;
+        const char *column = from;
+        for (unsigned k = 0; k < 5; k++) {
+            memcpy(to + at, column, rows * widths[k]);
+            column += rows * widths[k];
+            at += rows * widths[k];
+        }
+        __asm__ volatile("" : : "r"(to) : "memory");
+    }
+    printf("{\"writer_cpu_us\": %.4f}\n", (double)(now_ns() - start) / 1e3 / (double)count);
+}
+
 int main(int argc, char **argv) {
     if (argc == 5 && strcmp(argv[1], "ring") == 0) {
         run_ring(strtoull(argv[2], NULL, 10), strtoull(argv[3], NULL, 10), strtoull(argv[4], NULL, 10));
@@ -264,11 +286,13 @@ int main(int argc, char **argv) {
         run_pingpong(argv[2], strtoull(argv[3], NULL, 10));
     } else if (argc == 4 && strcmp(argv[1], "memcpy") == 0) {
         run_memcpy(strtoull(argv[2], NULL, 10), strtoull(argv[3], NULL, 10));
-    } else if (argc == 3 && strcmp(argv[1], "wake") == 0) {
-        run_wake(strtoull(argv[2], NULL, 10));
+    } else if (argc == 4 && strcmp(argv[1], "columns") == 0) {
+        run_columns(strtoull(argv[2], NULL, 10), strtoull(argv[3], NULL, 10));
+    } else if (argc == 4 && strcmp(argv[1], "wake") == 0) {
+        run_wake(strtoull(argv[2], NULL, 10), strtoull(argv[3], NULL, 10));
     } else {
         fprintf(stderr, "ring SIZE COUNT BATCH | bare SIZE COUNT | pingpong POLICY COUNT | memcpy SIZE COUNT "
-                        "| wake COUNT\n");
+                        "| columns ROWS COUNT | wake PAUSE_US COUNT\n");
         return 2;
     }
     return 0;

@@ -177,7 +177,7 @@ PyMODINIT_FUNC PyInit__fast(void) {
     if (m == NULL) {
         return NULL;
     }
-    if (fast_layout_init() < 0 || fast_view_init() < 0) {
+    if (fast_layout_init() < 0 || fast_push_init() < 0 || fast_view_init() < 0) {
         Py_DECREF(m);
         return NULL;
     }

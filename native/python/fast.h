@@ -87,10 +87,11 @@ int fast_byte(PyObject *value, const char *what);
 
 Window *fast_window(PyObject *keep, uint8_t *start, uint64_t length, int readonly);
 
-/* push_frame(layout, rows, columns, publish=True, flags=0) */
+/* push_frame(layout, rows, columns, publish=True, flags=0, timeout_s=0) */
 PyObject *fast_push_frame(ProducerCore *self, PyObject *const *args, Py_ssize_t nargs);
 /* Set up numpy's C interface, once for each file that uses it; 0, or -1 with an exception. */
 int fast_layout_init(void);
+int fast_push_init(void);
 int fast_view_init(void);
 
 #endif

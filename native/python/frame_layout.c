@@ -8,9 +8,8 @@ int fast_layout_init(void) {
     return 0;
 }
 
-/* Raise ColumnError. `facts` is what follows the column's name, or NULL; takes over the reference. */
-__attribute__((cold, noinline)) static PyObject *raise_column(const FrameLayout *layout, uint32_t column,
-                                                              const char *what, PyObject *facts) {
+__attribute__((cold, noinline)) PyObject *fast_raise_column(const FrameLayout *layout, uint32_t column,
+                                                            const char *what, PyObject *facts) {
     PyObject *name = PyTuple_GetItem(layout->names, (Py_ssize_t)column);
     PyObject *errors = name == NULL ? NULL : PyImport_ImportModule("shmring.errors");
     if (errors == NULL) {
@@ -124,61 +123,6 @@ static void layout_dealloc(FrameLayout *self) {
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
-/* The kind of numpy's dtype that a buffer format stands for; 0 if it is none of ours. */
-static char kind_of(const char *format) {
-    if (format == NULL) {
-        return 'u';
-    }
-    if (*format == '<' || *format == '=' || *format == '@') {
-        format++;
-    }
-    if (*format == 'T') {
-        return 'V';
-    }
-    if (format[0] == '\0' || format[1] != '\0') {
-        return 0;
-    }
-    if (strchr("bhilq", *format)) {
-        return 'i';
-    }
-    if (strchr("BHILQ", *format)) {
-        return 'u';
-    }
-    if (strchr("efd", *format)) {
-        return 'f';
-    }
-    return *format == '?' ? 'b' : 0;
-}
-
-/* The next character of a structure's format, as it would be if written in standard sizes: numpy marks
- * the byte order of a field only if the dtype was made with one, and calls eight bytes `l` or `q`. */
-static char next_of(const char **at, int *in_name) {
-    while (!*in_name && (**at == '<' || **at == '=' || **at == '@')) {
-        (*at)++;
-    }
-    char c = **at;
-    if (c != '\0') {
-        (*at)++;
-    }
-    if (c == ':') {
-        *in_name = !*in_name;
-    }
-    return *in_name ? c : (char)(c == 'l' ? 'q' : c == 'L' ? 'Q' : c);
-}
-
-static int same_format(const char *a, const char *b) {
-    int name_a = 0, name_b = 0;
-    for (;;) {
-        char c = next_of(&a, &name_a);
-        if (c != next_of(&b, &name_b)) {
-            return 0;
-        }
-        if (c == '\0') {
-            return 1;
-        }
-    }
-}
-
 static uint64_t sum_u32(const uint8_t *at, uint64_t count) {
     uint64_t sum = 0;
     for (uint64_t i = 0; i < count; i++) {
@@ -230,13 +174,12 @@ __attribute__((cold, noinline)) static void raise_length(const FrameLayout *layo
         }
     }
     if (!PyErr_Occurred()) {
-        raise_column(layout, i, wrong, facts);
+        fast_raise_column(layout, i, wrong, facts);
     }
 }
 
-/* 0, or -1 with an exception that names the first column whose length is wrong. */
-static int check_lengths(const FrameLayout *layout, uint32_t rows, const void *const *bytes,
-                         const uint64_t *lengths) {
+int fast_check_lengths(const FrameLayout *layout, uint32_t rows, const void *const *bytes,
+                       const uint64_t *lengths) {
     for (uint32_t i = 0; i < layout->column_count; i++) {
         const char *wrong = check_length(layout, i, rows, bytes, lengths);
         if (wrong != NULL) {
@@ -245,198 +188,6 @@ static int check_lengths(const FrameLayout *layout, uint32_t rows, const void *c
         }
     }
     return 0;
-}
-
-/* A column on its way in: bytes and length, and what has to be given back afterwards. */
-struct source {
-    const void *bytes;
-    uint64_t length;
-    Py_buffer view; /* obj NULL: nothing to give back */
-};
-
-/* The buffer protocol makes a format string for every array, ten times the work of looking at it. */
-static inline int take_array(const struct column *c, PyObject *from, struct source *out) {
-    if (!PyArray_Check(from)) {
-        return 0;
-    }
-    PyArrayObject *array = (PyArrayObject *)from;
-    if (!PyArray_IS_C_CONTIGUOUS(array) || !PyArray_ISNOTSWAPPED(array) || c->kind == 'V' ||
-        PyArray_DESCR(array)->kind != c->kind || PyArray_ITEMSIZE(array) != (int)c->itemsize) {
-        return 0; /* the buffer protocol will say what is wrong, if anything is */
-    }
-    out->bytes = PyArray_DATA(array);
-    out->length = (uint64_t)PyArray_NBYTES(array);
-    return 1;
-}
-
-/* Raise with both dtypes; what is no array has the format of its buffer. */
-__attribute__((cold, noinline)) static void raise_dtype(const FrameLayout *layout, uint32_t i, PyObject *from,
-                                                        const char *format) {
-    PyObject *wanted = (PyObject *)layout->columns[i].descr;
-    PyObject *facts =
-        PyArray_Check(from)
-            ? PyUnicode_FromFormat(", dtype=%S, wanted=%S", PyArray_DESCR((PyArrayObject *)from), wanted)
-            : PyUnicode_FromFormat(", format=%s, wanted=%S", format == NULL ? "B" : format, wanted);
-    if (facts != NULL) {
-        raise_column(layout, i, "column has another dtype than the schema", facts);
-    }
-}
-
-static int take_column(const FrameLayout *layout, uint32_t i, PyObject *from, struct source *out) {
-    const struct column *c = &layout->columns[i];
-    out->view.obj = NULL;
-    if (from == Py_None) {
-        out->bytes = NULL;
-        out->length = 0;
-        return 0;
-    }
-    if (take_array(c, from, out)) {
-        return 0;
-    }
-    if (PyObject_GetBuffer(from, &out->view, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) < 0) {
-        PyErr_Clear();
-        raise_column(layout, i,
-                     PyObject_CheckBuffer(from)
-                         ? "column is not one block of memory: pass a C-contiguous array"
-                         : "column is no buffer: pass a numpy array",
-                     NULL);
-        return -1;
-    }
-    char kind = kind_of(out->view.format);
-    if (kind != c->kind || out->view.itemsize != (Py_ssize_t)c->itemsize ||
-        (c->format != NULL && !same_format(out->view.format, c->format))) {
-        raise_dtype(layout, i, from, out->view.format);
-        PyBuffer_Release(&out->view);
-        return -1;
-    }
-    out->bytes = out->view.buf == NULL ? (const void *)"" : out->view.buf;
-    out->length = (uint64_t)out->view.len;
-    return 0;
-}
-
-/* Claim, copy, commit. A long copy lets other threads run; the claim stays open meanwhile. */
-static int write_frame(ProducerCore *producer, const FrameLayout *layout, uint32_t rows,
-                       const void *const *bytes, const uint64_t *lengths, uint8_t flags, int publish,
-                       uint64_t *total) {
-    shr_producer *end = &producer->end;
-    *total = shr_frame_length(layout->column_count, bytes, lengths);
-    if (*total == 0) {
-        return SHR_TOO_LARGE;
-    }
-    uint8_t *payload;
-    int answer = shr_claim(end, *total, &payload);
-    if (answer != SHR_DONE) {
-        return answer;
-    }
-    if (*total < COPY_RELEASES_GIL) {
-        shr_frame_write(payload, layout->fingerprint, rows, layout->column_count, bytes, lengths);
-    } else {
-        producer->is_copying = 1;
-        Py_BEGIN_ALLOW_THREADS;
-        shr_frame_write(payload, layout->fingerprint, rows, layout->column_count, bytes, lengths);
-        Py_END_ALLOW_THREADS;
-        producer->is_copying = 0;
-    }
-    answer = shr_commit(end, *total, layout->type, flags);
-    if (answer == SHR_DONE && publish) {
-        shr_publish(end);
-    }
-    return answer;
-}
-
-static PyObject *push_columns(ProducerCore *producer, FrameLayout *layout, PyObject *rows_given,
-                              PyObject *const *columns, Py_ssize_t column_count, PyObject *publish_given,
-                              PyObject *flags_given) {
-    unsigned long rows = PyLong_AsUnsignedLong(rows_given);
-    if (rows == (unsigned long)-1 && PyErr_Occurred()) {
-        return NULL;
-    }
-    int publish = publish_given == NULL ? 1 : PyObject_IsTrue(publish_given);
-    int flags = flags_given == NULL ? 0 : fast_byte(flags_given, "flags");
-    if (publish < 0 || (flags < 0 && PyErr_Occurred())) {
-        return NULL;
-    }
-    if (rows > UINT32_MAX || column_count != (Py_ssize_t)layout->column_count) {
-        PyErr_Format(PyExc_ValueError,
-                     "frame does not fit its schema: rows=%lu, columns=%zd, schema_columns=%u", rows,
-                     column_count, layout->column_count);
-        return NULL;
-    }
-    struct source sources[SHR_COLUMNS_MAX];
-    const void *bytes[SHR_COLUMNS_MAX];
-    uint64_t lengths[SHR_COLUMNS_MAX];
-    uint32_t taken = 0;
-    PyObject *result = NULL;
-    while (taken < layout->column_count) {
-        if (take_column(layout, taken, columns[taken], &sources[taken]) < 0) {
-            goto done;
-        }
-        bytes[taken] = sources[taken].bytes;
-        lengths[taken] = sources[taken].length;
-        taken++;
-    }
-    if (check_lengths(layout, (uint32_t)rows, bytes, lengths) < 0) {
-        goto done;
-    }
-    uint64_t total;
-    int answer =
-        write_frame(producer, layout, (uint32_t)rows, bytes, lengths, (uint8_t)flags, publish, &total);
-    if (answer >= 0) {
-        result = PyBool_FromLong(answer);
-    } else {
-        fast_raise(answer, producer->end.bad_position, producer->end.bad_value, total,
-                   producer->end.capacity ? shr_payload_length_max(producer->end.capacity) : 0);
-    }
-done:
-    for (uint32_t i = 0; i < taken; i++) {
-        if (sources[i].view.obj != NULL) {
-            PyBuffer_Release(&sources[i].view);
-        }
-    }
-    return result;
-}
-
-PyObject *fast_push_frame(ProducerCore *self, PyObject *const *args, Py_ssize_t nargs) {
-    if (nargs < 3 || nargs > 5 || !PyObject_TypeCheck(args[0], &FrameLayout_Type) ||
-        !PyTuple_Check(args[2])) {
-        PyErr_SetString(PyExc_TypeError,
-                        "push_frame takes a FrameLayout, rows, a tuple of columns, publish, flags");
-        return NULL;
-    }
-    return push_columns(self, (FrameLayout *)args[0], args[1], ((PyTupleObject *)args[2])->ob_item,
-                        PyTuple_GET_SIZE(args[2]), nargs < 4 ? NULL : args[3], nargs < 5 ? NULL : args[4]);
-}
-
-/* What stands in for a producer in a test, or wraps one, has a push_frame of its own. */
-static PyObject *push_elsewhere(FrameLayout *self, PyObject *const *args, Py_ssize_t nargs,
-                                PyObject *const values[2]) {
-    PyObject *columns = PyTuple_New(nargs - 2);
-    if (columns == NULL) {
-        return NULL;
-    }
-    for (Py_ssize_t i = 2; i < nargs; i++) {
-        PyTuple_SET_ITEM(columns, i - 2, Py_NewRef(args[i]));
-    }
-    return PyObject_CallMethod(args[0], "push_frame", "OONOi", self, args[1], columns,
-                               values[0] == NULL ? Py_True : values[0],
-                               values[1] == NULL ? 0 : fast_byte(values[1], "flags"));
-}
-
-/* push(producer, rows, *columns, publish=True, flags=0) */
-static PyObject *layout_push(FrameLayout *self, PyObject *const *args, Py_ssize_t nargs, PyObject *names) {
-    static const char *const parameters[] = {"publish", "flags"};
-    PyObject *values[2] = {NULL, NULL};
-    if (nargs < 2) {
-        PyErr_SetString(PyExc_TypeError, "push takes a producer, rows and the columns");
-        return NULL;
-    }
-    if (names != NULL && fast_arguments("push", args + nargs, 0, names, parameters, 2, values) < 0) {
-        return NULL;
-    }
-    if (!PyObject_TypeCheck(args[0], &ProducerCore_Type)) {
-        return push_elsewhere(self, args, nargs, values);
-    }
-    return push_columns((ProducerCore *)args[0], self, args[1], args + 2, nargs - 2, values[0], values[1]);
 }
 
 static PyObject *raise_frame(const FrameLayout *layout, int wrong, uint64_t length) {
@@ -474,7 +225,7 @@ static PyObject *frame_over(FrameLayout *self, PyObject *keep, const uint8_t *pa
         bytes[i] = entries[i].offset == 0 ? NULL : payload + entries[i].offset;
         lengths[i] = entries[i].length;
     }
-    if (check_lengths(self, rows, bytes, lengths) < 0) {
+    if (fast_check_lengths(self, rows, bytes, lengths) < 0) {
         Py_DECREF(keep);
         return NULL;
     }
@@ -518,9 +269,11 @@ static PyObject *layout_read(FrameLayout *self, PyObject *record) {
 
 static PyMethodDef layout_methods[] = {
     {"_lay_out", (PyCFunction)layout_lay_out, METH_VARARGS, NULL},
-    {"push", (PyCFunction)(void (*)(void))layout_push, METH_FASTCALL | METH_KEYWORDS,
-     "push(producer, rows, *columns, publish=True, flags=0) -> bool\n\nWrite one frame; False if there is no "
-     "room now.\n\n`columns` in the schema's order: C-contiguous arrays of exactly the schema's dtypes, None "
+    {"push", (PyCFunction)(void (*)(void))fast_layout_push, METH_FASTCALL | METH_KEYWORDS,
+     "push(producer, rows, *columns, publish=True, flags=0, timeout_s=0) -> bool\n\nWrite one frame; False "
+     "if "
+     "there is no room, after waiting for it up to `timeout_s` (None: for ever).\n\n`columns` in the "
+     "schema's order: C-contiguous arrays of exactly the schema's dtypes, None "
      "for an absent optional one. One call, no copy but the one into the ring. `flags` is the record's, 0 to "
      "255. Raises ColumnError that names the column."},
     {"read", (PyCFunction)layout_read, METH_O,

@@ -1,4 +1,4 @@
-/* A schema and a frame read with it, for the two files that are about them. */
+/* A schema and a frame read with it, for the files that are about them. */
 #ifndef SHMRING_FRAME_VIEW_H
 #define SHMRING_FRAME_VIEW_H
 
@@ -41,5 +41,14 @@ typedef struct {
     uint32_t rows;
     struct place places[]; /* one a column */
 } Frame;
+
+/* Raise ColumnError. `facts` is what follows the column's name, or NULL; takes over the reference. */
+PyObject *fast_raise_column(const FrameLayout *layout, uint32_t column, const char *what, PyObject *facts);
+/* 0, or -1 with an exception that names the first column whose length is wrong. An absent column's
+ * bytes are NULL. */
+int fast_check_lengths(const FrameLayout *layout, uint32_t rows, const void *const *bytes,
+                       const uint64_t *lengths);
+/* push(producer, rows, *columns, publish=True, flags=0, timeout_s=0), of a FrameLayout */
+PyObject *fast_layout_push(FrameLayout *self, PyObject *const *args, Py_ssize_t nargs, PyObject *names);
 
 #endif

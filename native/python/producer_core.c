@@ -353,9 +353,8 @@ static PyMethodDef producer_methods[] = {
      "publish them at once; how many those were.\n\nIf one cannot be a record, an error says so and none is "
      "sent."},
     {"push_frame", (PyCFunction)(void (*)(void))fast_push_frame, METH_FASTCALL,
-     "push_frame(layout, rows, columns, publish=True, flags=0, /) -> bool\n\nWrite one frame of columns. "
-     "False: no "
-     "room now."},
+     "push_frame(layout, rows, columns, publish=True, flags=0, timeout_s=0, /) -> bool\n\nWrite one frame of "
+     "columns. False: no room, after waiting for it up to `timeout_s` (None: for ever)."},
     {"publish", (PyCFunction)producer_publish, METH_NOARGS,
      "publish() -> bool\n\nMake everything appended visible at once. False: there was nothing."},
     {"discard", (PyCFunction)producer_discard, METH_NOARGS,

@@ -33,7 +33,7 @@ COUNTED = {
     "consumer_pop_many": ("pop_many, 64 records of 64 bytes", 1, 10658),
     "consumer_drain": ("drain of one record, or of two in one of three", 6, 436),
     "consumer_release": ("release", 6, 81),
-    "layout_push": ("Schema.push, five columns of 256", 1, 2364),
+    "fast_layout_push": ("Schema.push, five columns of 256", 1, 2364),
     "layout_read": ("Schema.read, five columns of 256", 1, 1193),
     "frame_columns": ("Frame.columns, seven", 1, 3497),
     "dealer_deal": ("push_batch, 256 rows to four shards", 1, 15103),
