@@ -5,7 +5,8 @@ from setuptools import Extension, setup
 
 HEADERS = sorted(str(path) for path in Path("native").rglob("*.h"))
 CORE = [
-    f"native/src/{name}.c" for name in ("end", "producer", "consumer", "park", "segment", "guard", "frame")
+    f"native/src/{name}.c"
+    for name in ("end", "producer", "consumer", "park", "segment", "guard", "frame", "frame_check")
 ]
 
 setup(

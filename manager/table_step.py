@@ -1,9 +1,10 @@
 """The decode step in C, for requests whose ids a table decodes.
 
-A frame is two calls: one that looks, one that writes the answer straight into the reply ring,
-or into a buffer if the ring is full. Stop strings are found by one automaton per set of them,
-shared by all requests that ask for the same. Python sees only what is rare: an end that the
-scheduler tells in words, and requests with stop regexes, which take the plain way beside.
+A frame is three calls: one finds its columns, one looks at its rows, and one writes the answer
+straight into the reply ring, or into a buffer if the ring is full. Stop strings are found by one
+automaton per set of them, shared by all requests that ask for the same. Python sees only what is
+rare: an end that the scheduler tells in words, and requests with stop regexes, which take the plain
+way beside.
 
 The calls give the GIL back: a worker has one thread, so that costs 65 ns a call and no waiting,
 and a program that runs a shard in a thread of its own is not held up by a large frame.
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from manager._detok import CData
     from manager.detokenize import TableDecoder
-    from shmring import Frame, Producer, Record
+    from shmring import Producer, Record
 
 #: Places of the table of requests, twice the requests that it holds. A place is some 60 bytes.
 _PLACES_FIRST: Final = 1 << 10
@@ -173,13 +174,16 @@ class TableStep:
 
     def take(self, record: Record, reply: Producer | None) -> Outcome:
         """See DecodeStep.take."""
-        frame = messages.BATCH.read(record)
-        columns = self._point_at(frame)
-        self._batch.is_fresh = is_fresh(record)
-        report = self._look(frame)
-        cuts = self._read_details(frame) if report.details_count else b""
+        batch = self._batch
+        payload = ffi.from_buffer("uint8_t[]", record)  # C reads its memory until the answer is written
+        if lib.detok_batch_read(batch, payload, len(payload), messages.BATCH.fingerprint) != 0:
+            raise _refusal(record)
+        if batch.row_count > self._row_capacity:
+            self._give_rows(max(batch.row_count, 2 * self._row_capacity))
+        batch.is_fresh = is_fresh(record)
+        report = self._look(record)
+        cuts = self._read_details() if report.details_count else b""
         outcome = self._write(cuts, reply)
-        del columns  # C read their memory until here
         outcome.rows = report.kept_count
         outcome.tokens = report.token_count
         outcome.late_rows = report.late_count
@@ -213,34 +217,7 @@ class TableStep:
         outcome.stopped += plain.stopped
         outcome.ended += plain.ended
 
-    def _point_at(self, frame: Frame) -> list[CData]:
-        """Tell C where the columns lie. They stay there for as long as what this returns lives."""
-        batch = self._batch
-        if frame.rows > self._row_capacity:
-            self._give_rows(max(frame.rows, 2 * self._row_capacity))
-        token_ids = frame["token_ids"]
-        columns = [
-            ffi.from_buffer("uint8_t[]", column)
-            for column in (frame["request_ids"], frame["token_counts"], token_ids, frame["finish_codes"])
-        ]
-        batch.request_ids, batch.token_counts, batch.token_ids, batch.finish_codes = columns
-        batch.token_count = len(token_ids)
-        batch.row_count = frame.rows
-        batch.finish_values = batch.details_lengths = batch.details = ffi.NULL
-        batch.details_length = 0
-        if "finish_values" in frame:
-            columns.append(ffi.from_buffer("uint8_t[]", frame["finish_values"]))
-            batch.finish_values = columns[-1]
-        if "finish_details" in frame:
-            details = frame["finish_details"]
-            columns += [
-                ffi.from_buffer("uint8_t[]", column) for column in (frame["finish_details_lengths"], details)
-            ]
-            batch.details_lengths, batch.details = columns[-2:]
-            batch.details_length = len(details)
-        return columns
-
-    def _look(self, frame: Frame) -> CData:
+    def _look(self, record: Record) -> CData:
         """Find all rows' requests. Raises for a frame that cannot be answered."""
         report = self._report
         result = lib.detok_step_look(self._c_table, self._requests, self._batch, self._rows, report)
@@ -248,7 +225,7 @@ class TableStep:
             row = self._rows[report.bad_row]
             finish.decode(row.code, row.value, self._details_of(row))
         if result != 0:
-            raise CodecError(f"frame does not add up, it was changed while it was read: rows={frame.rows}")
+            raise _refusal(record)
         return report
 
     def _details_of(self, row: CData) -> bytes:
@@ -259,10 +236,10 @@ class TableStep:
             raise CodecError(f"finish details end behind their column: end={end}")
         return bytes(ffi.buffer(self._batch.details + row.details_start, row.details_length))
 
-    def _read_details(self, frame: Frame) -> bytes:
+    def _read_details(self) -> bytes:
         """Judge ends told in words. What a scheduler matched is cut off its text: the bytes of all of it."""
         cuts = bytearray()
-        for index in range(frame.rows):
+        for index in range(self._batch.row_count):
             row = self._rows[index]
             if row.code != FinishCode.DETAILS:
                 continue
@@ -345,6 +322,12 @@ class TableStep:
             raise DetokenizeError("requests could not be moved to a larger table")
         del before
         self._requests = larger
+
+
+def _refusal(record: Record) -> CodecError:
+    """The error of a frame that does not add up; raises the one that names the column, if there is one."""
+    rows = messages.BATCH.read(record).rows
+    return CodecError(f"frame does not add up, it was changed while it was read: rows={rows}")
 
 
 def _ids(start: CData, count: int) -> list[int]:

@@ -99,6 +99,7 @@ struct detok_batch {
     uint32_t is_fresh;
     ...;
 };
+int detok_batch_read(struct detok_batch *batch, const uint8_t *payload, uint64_t length, uint64_t fingerprint);
 struct detok_row {
     int64_t value;
     uint64_t details_start;
@@ -145,7 +146,14 @@ ffibuilder.cdef(CDEF)
 ffibuilder.set_source(
     "manager._detok",
     '#include "shmring/detok_step.h"',
-    sources=["native/src/detok.c", "native/src/detok_stop.c", "native/src/detok_step.c"],
+    sources=[
+        "native/src/detok.c",
+        "native/src/detok_stop.c",
+        "native/src/detok_batch.c",
+        "native/src/detok_step.c",
+        "native/src/frame_check.c",
+    ],
     include_dirs=["native/include"],
+    define_macros=[("_GNU_SOURCE", "1")],
     extra_compile_args=["-std=c11", "-O2", "-fvisibility=hidden"],
 )

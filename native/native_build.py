@@ -10,7 +10,8 @@ from cffi import FFI
 
 HERE = Path(__file__).parent
 SOURCES = [
-    f"native/src/{name}.c" for name in ("end", "producer", "consumer", "park", "segment", "guard", "frame")
+    f"native/src/{name}.c"
+    for name in ("end", "producer", "consumer", "park", "segment", "guard", "frame", "frame_check")
 ]
 
 ffibuilder = FFI()

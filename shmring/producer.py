@@ -29,12 +29,19 @@ if TYPE_CHECKING:
     from shmring.segment import Mapping
 
 
+def payload_length_max_of(capacity: int) -> int:
+    """Bytes of the largest payload that fits a ring of `capacity` bytes: a record's length is a u32."""
+    return min(capacity, 0xFFFFFFF0) - 8
+
+
 class Claim:
     """Room in the ring that nobody else sees yet.
 
     As a context manager it commits and publishes at the end of the block, and gives
     everything back if the block raises.
     """
+
+    __slots__ = ("_claimed", "_is_open", "_number", "_producer", "payload")
 
     def __init__(self, producer: Producer, payload: memoryview) -> None:
         self._producer = producer
@@ -47,16 +54,20 @@ class Claim:
 
     def commit(self, length: int | None = None, type: int = 0, flags: int = 0) -> None:
         """Make a record of the first `length` bytes (default: all) and publish it."""
-        self._close_with(lambda: self._producer._commit(self._length(length), type, flags))
-        self._producer.publish()
+        producer = self._producer_if_open()
+        producer._commit(self._length(length), type, flags)
+        self._close()
+        producer.publish()
 
     def append(self, length: int | None = None, type: int = 0, flags: int = 0) -> None:
         """As commit, but seen only after the producer's publish()."""
-        self._close_with(lambda: self._producer._commit(self._length(length), type, flags))
+        self._producer_if_open()._commit(self._length(length), type, flags)
+        self._close()
 
     def abort(self) -> None:
         """Give all of it back. Nobody has seen anything."""
-        self._close_with(self._producer._abort)
+        self._producer_if_open()._abort()
+        self._close()
 
     def _length(self, length: int | None) -> int:
         if length is None:
@@ -71,14 +82,18 @@ class Claim:
             )
         return length
 
-    def _close_with(self, act: Callable[[], object]) -> None:
+    def _producer_if_open(self) -> Producer:
         # the producer may have discarded this one and claimed again: not ours to commit
         if not self._is_open or self._number != self._producer._claims:
             raise ClaimError("the claim was given back already")
-        act()
+        return self._producer
+
+    def _close(self) -> None:
         self._is_open = False
-        with contextlib.suppress(BufferError):  # an array over it still lives: its maker knows
+        try:  # noqa: SIM105 -- contextlib.suppress would be a third of a commit
             self.payload.release()
+        except BufferError:  # an array over it still lives: its maker knows
+            pass
 
     def __enter__(self) -> Self:
         return self
@@ -104,6 +119,7 @@ class Producer(ProducerCore):
     _takeover: bool
     _claims: int
     """Claims taken so far: tells a claim that was discarded from the one that is open."""
+    _payload_length_max: int
     _payload: memoryview
     """Of the last claim."""
 
@@ -137,6 +153,7 @@ class Producer(ProducerCore):
         producer._policy = policy
         producer._takeover = takeover
         producer._claims = 0
+        producer._payload_length_max = payload_length_max_of(mapping.capacity)
         return producer
 
     @property
@@ -157,11 +174,13 @@ class Producer(ProducerCore):
     @property
     def payload_length_max(self) -> int:
         """Bytes of the largest payload that can ever fit."""
-        return min(self.capacity_bytes, 0xFFFFFFF0) - 8
+        return self._payload_length_max
 
     def try_claim(self, length: int) -> Claim | None:
         """Room for a payload of `length` bytes to be written in place. None: no room now."""
-        self._check_length(length)
+        # whatever is no plain length is told apart there
+        if type(length) is not int or not 0 <= length <= self._payload_length_max:
+            self._check_length(length)
         window = self._claim(length)
         if window is None:
             return None

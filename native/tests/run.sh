@@ -11,7 +11,7 @@ cd "$(dirname "$0")/../.."
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 CC=${CC:-gcc}
-core="end producer consumer park segment guard frame"
+core="end producer consumer park segment guard frame frame_check"
 flags="-std=gnu11 -D_GNU_SOURCE -g -O2 -Wall -Wextra -Wconversion -Werror -pthread -Inative/include"
 
 # build NAME MAIN FOLDER_OF_SOURCES FLAGS...
@@ -41,7 +41,7 @@ asan() {
 
 detok() {
     build detok detok_fuzz native/src -fsanitize=address,undefined -fno-sanitize-recover=all \
-        native/src/detok.c native/src/detok_stop.c native/src/detok_step.c
+        native/src/detok.c native/src/detok_stop.c native/src/detok_batch.c native/src/detok_step.c
     "$out/detok" 5000
 }
 

@@ -66,6 +66,14 @@ struct detok_batch {
     uint32_t is_fresh; /* texts that start here do not continue their prompt */
 };
 
+/* Finds the columns of a batch frame in a record's payload, and leaves is_fresh alone. The columns:
+ *
+ *   request_ids u64, token_counts u32, token_ids i32 (ragged), finish_codes u8, finish_values i64 (or
+ *   absent), finish_details_lengths u32 and finish_details u8 (ragged, or both absent)
+ *
+ * 0, or -EINVAL: it is no such frame. The counts are added up by detok_step_look. */
+int detok_batch_read(struct detok_batch *batch, const uint8_t *payload, uint64_t length, uint64_t fingerprint);
+
 /* Of each row what the second call takes from the first. */
 struct detok_row {
     int64_t value;
