@@ -169,6 +169,7 @@ class DetokShard:
 
     def _open(self, frame: Frame) -> None:
         tails = np.split(frame["prompt_tails"].copy(), np.cumsum(frame["prompt_tail_counts"])[:-1])
+        del tails[frame.rows :]  # of no rows numpy makes one part
         stops = messages.unpack_bytes(frame["stops_lengths"], frame["stops"])
         rows = zip(frame["request_ids"].tolist(), frame["output"].tolist(), tails, stops, strict=True)
         for request_id, output, tail, packed_stops in rows:

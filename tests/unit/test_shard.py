@@ -584,6 +584,15 @@ def test_a_damaged_registration_does_not_end_the_shard(bench: Bench, damage: str
     assert bench.shard.open_count == 0
 
 
+def test_a_registration_of_nobody_does_not_end_the_shard(bench: Bench) -> None:
+    """It once raised what nobody catches, and a worker that dies of a record meets it again."""
+    bench.register()
+    bench.register(1)
+    bench.push((1, "a", LENGTH(1)))
+    assert bench.work().texts == {1: "a"}
+    assert bench.shard.counters.rejected_frames == 0
+
+
 class FailingDecoder:
     """A decoder that fails on one id."""
 
