@@ -105,7 +105,7 @@ class Limits:
         if input_count >= self.context_length:
             if not self.allow_auto_truncate:
                 raise ValidationError(
-                    "input is longer than the context: "
+                    "input_ids, or the text they were made of, are longer than the context: "
                     f"input tokens={input_count}, context_length={self.context_length}",
                     field="input_ids",
                 )
@@ -119,7 +119,7 @@ class Limits:
             return input_ids, sampling
         if not self.allow_auto_truncate:
             raise ValidationError(
-                "request needs more than the context: "
+                "max_new_tokens is more than the context leaves room for: "
                 f"context_length={self.context_length}, total tokens={total}, "
                 f"input tokens={input_count}, completion tokens={max_new_tokens}",
                 field="max_new_tokens",

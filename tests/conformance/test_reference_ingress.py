@@ -6,9 +6,8 @@ first: of a request that is refused neither a worker nor the scheduler ever hear
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +16,6 @@ from manager_world import LENGTH, Client, World, run
 import shmring
 from manager import DisconnectedError, ValidationError
 from manager.errors import TokenizeError
-
-if TYPE_CHECKING:
-    from manager.scheduler_port import Arrivals
 
 IDS = [1, 2, 3]
 
@@ -113,11 +109,6 @@ ROWS = {
 }
 
 
-def registered_count(world: World) -> int:
-    """Requests that any worker was ever told of."""
-    return sum(shard.counters.registered for shard in world._shards)
-
-
 @pytest.mark.parametrize("row", ROWS)
 def test_row_of_the_checks(ring_name: str, row: str) -> None:
     """Refused with the field and the numbers, unknown to everybody; or let in as it came."""
@@ -134,12 +125,12 @@ def test_row_of_the_checks(ring_name: str, row: str) -> None:
                 **dict(case.rest),
             )
             if case.field is None:
-                arrivals = await arrive(world)
+                arrivals = await world.next_arrivals()
                 await world.settle()
                 limit = int(arrivals.sampling["max_new_tokens"][0])
                 assert limit == (-1 if case.max_new_tokens is None else case.max_new_tokens)
                 assert tuple(arrivals.prompt_ids.tolist()) == case.ids
-                assert (registered_count(world), world.open_count) == (1, 1)
+                assert (world.registered_count, world.open_count) == (1, 1)
                 world.push("a", "x", LENGTH(1))
                 assert (await client.end()).text == "x"
             else:
@@ -149,22 +140,12 @@ def test_row_of_the_checks(ring_name: str, row: str) -> None:
                 for words in case.words:
                     assert words in str(client.error)
                 await world.settle()
-                assert registered_count(world) == 0
+                assert world.registered_count == 0
                 assert shmring.read_statistics(f"{ring_name}.ingress").producer.position == before
             assert world.aborts == []
             assert world.is_empty()
 
     run(work())
-
-
-async def arrive(world: World) -> Arrivals:
-    """Take the one request that comes to the scheduler."""
-    while True:
-        arrivals = world.port.drain(1000)
-        if len(arrivals):
-            world.requests.update(zip(arrivals.rids, arrivals.request_ids.tolist(), strict=True))
-            return arrivals
-        await asyncio.sleep(0.0005)
 
 
 @pytest.mark.parametrize("source", ["the reader leaves", "the client aborts", "a worker finds the end"])
@@ -223,7 +204,7 @@ def test_what_a_tokenizer_gives_is_checked_and_a_bad_answer_leaves_nothing(
             assert client.error.status == status
             assert getattr(client.error, "field", None) == field
             await world.settle()
-            assert (registered_count(world), set(world.requests)) == (1, {"live"})
+            assert (world.registered_count, set(world.requests)) == (1, {"live"})
             world.push("live", "x", LENGTH(1))
             assert (await live.end()).text == "x"
             assert world.aborts == []
@@ -239,7 +220,7 @@ def test_a_request_cancelled_before_it_is_taken_up_is_never_driven(ring_name: st
         async with World(ring_name) as world:
             await Client(world.manager, text="x", rid="a").leave()
             await world.settle()
-            assert (registered_count(world), world.requests, world.aborts) == (0, {}, [])
+            assert (world.registered_count, world.requests, world.aborts) == (0, {}, [])
             assert world.is_empty()
 
     run(work())
@@ -266,7 +247,7 @@ def test_client_facing_round_trips_whatever_the_client_sent(ring_name: str, rid:
             numbers = []
             for _ in range(2):
                 client = Client(world.manager, text="x", rid=rid)
-                arrivals = await arrive(world)
+                arrivals = await world.next_arrivals()
                 assert arrivals.rids == [rid]
                 world.push(rid, "x", LENGTH(1))
                 await client.end()
@@ -283,7 +264,7 @@ def test_client_facing_leaves_minted_rids_alone(ring_name: str) -> None:
     async def work() -> None:
         async with World(ring_name) as world:
             client = Client(world.manager, text="x")
-            [rid] = (await arrive(world)).rids
+            [rid] = (await world.next_arrivals()).rids
             assert len(rid) == 32
             assert int(rid, 16) >= 0
             assert rid == rid.lower()

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from manager.scheduler_port import Arrivals
+
 TOKENIZER = Path(__file__).parents[1] / "data/detok/bytelevel_tiny.json"
 LENGTH = FinishReason.length
 
@@ -75,7 +77,7 @@ class World:
 
     def __init__(self, name: str, **settings: Any) -> None:
         self.manager = TokenizerManager(
-            Settings(name=name, tokenizer=TOKENIZER, **{"workers": 2, **settings}), start_workers=False
+            Settings(**{"name": name, "tokenizer": TOKENIZER, "workers": 2, **settings}), start_workers=False
         )
         self._name = name
         self._shards: list[DetokShard] = []
@@ -87,7 +89,9 @@ class World:
     async def __aenter__(self) -> Self:
         await self.manager.start()
         self.port = self._ends.enter_context(SchedulerPort.attach(self._name, continues_prompt=False))
-        decoder = load_decoder(Tokenizer.from_file(str(TOKENIZER)))
+        decoder = None
+        if self.manager.limits.has_tokenizer:
+            decoder = load_decoder(Tokenizer.from_file(str(TOKENIZER)))
         for shard in range(self.port.shards):
             egress = shmring.Consumer.attach(egress_name(self._name, shard), takeover=True)
             register = shmring.Consumer.attach(register_name(self._name, shard))
@@ -111,6 +115,11 @@ class World:
             with contextlib.suppress(shmring.EndOfRing):  # the manager was closed
                 self._done = sum(shard.do_work(64) for shard in self._shards)
             await asyncio.sleep(0.0002)
+
+    @property
+    def registered_count(self) -> int:
+        """Requests that any worker was ever told of."""
+        return sum(shard.counters.registered for shard in self._shards)
 
     @property
     def open_count(self) -> int:
@@ -139,6 +148,14 @@ class World:
             )
             quiet = 0 if self._done or waiting or self.manager._outbox.kept_count else quiet + 1
             await asyncio.sleep(0.001)
+
+    async def next_arrivals(self) -> Arrivals:
+        """Wait for requests to come to the scheduler, and take them as it does."""
+        while not len(arrivals := self.port.drain(1000)):
+            await asyncio.sleep(0.0005)
+        self.requests.update(zip(arrivals.rids, arrivals.request_ids.tolist(), strict=True))
+        self.aborts += arrivals.aborts.tolist()
+        return arrivals
 
     async def arrive(self, *rids: str) -> None:
         """Wait until these requests are with the scheduler."""

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from parameter_tables import meant
 
 from manager.errors import CodecError, ValidationError
 from manager.sampling import (
@@ -34,33 +35,6 @@ TABLES = Path(__file__).parent.parent / "data" / "sampling"
 VOCABULARY = 1000
 
 
-def _meant(value):
-    """A value of a table; what JSON cannot say, or not in a line, is spelled with an @."""
-    if isinstance(value, list):
-        return [_meant(item) for item in value]
-    if isinstance(value, str):
-        return float(value[1:]) if value in {"@nan", "@inf", "@-inf"} else value
-    if not isinstance(value, dict):
-        return value
-    match value:
-        case {"@power of ten": exponent}:
-            return 10**exponent
-        case {"@repeat": [text, count]}:
-            return text * count
-        case {"@groups": depth}:
-            return "(" * depth + "a" + ")" * depth
-        case {"@different": count}:
-            return [f"x{number}" for number in range(count)]
-        case {"@range": count}:
-            return list(range(count))
-        case {"@nested": depth}:
-            nested = 1
-            for _ in range(depth):
-                nested = {"a": nested}
-            return nested
-    return {key: _meant(item) for key, item in value.items()}
-
-
 def _rows():
     for path in sorted(TABLES.glob("*.json")):
         table = json.loads(path.read_text())
@@ -75,7 +49,7 @@ def _normalize(params, vocab_size=VOCABULARY, *, has_tokenizer=True):
 @pytest.mark.parametrize(("row", "vocab_size"), list(_rows()))
 def test_every_row_of_the_tables(row, vocab_size):
     """A value let through by mistake ends the engine; one refused by mistake breaks a client."""
-    params = _meant(row["params"])
+    params = meant(row["params"])
     if row["expect"] == "reject":
         with pytest.raises(ValidationError) as error:
             _normalize(params, vocab_size)
