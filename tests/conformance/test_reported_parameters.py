@@ -1,4 +1,4 @@
-"""Faults that users of LLM servers reported about parameters: a table each, refused or normalized at the door.
+"""Faults that users of LLM servers reported about parameters: a table each, refused or normalized in time.
 
 The tables are in tests/data/reported_parameters, each named for its fault. Every row goes through a
 whole manager: of what is refused neither a worker nor the scheduler hears.

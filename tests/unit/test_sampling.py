@@ -71,6 +71,45 @@ def test_every_row_of_the_tables(row, vocab_size):
     decode_extras(normalized.extras())
 
 
+BOUNDS = {
+    "max_new_tokens": "[0, 2^31 - 1]",
+    "temperature": "at least 0, finite as float32",
+    "top_p": "(0, 1]",
+    "top_k": "-1 or [1, 2^31 - 1]",
+    "min_p": "[0, 1]",
+    "frequency_penalty": "[-2, 2]",
+    "presence_penalty": "[-2, 2]",
+    "repetition_penalty": "(0, 2]",
+    "min_new_tokens": "[0, 2^31 - 1]",
+    "n": "[1, 128]",
+    "stream_interval": "[1, 2^31 - 1]",
+    "sampling_seed": "[-2^63, 2^63 - 1]",
+}
+INTEGERS = {"max_new_tokens", "top_k", "min_new_tokens", "n", "stream_interval", "sampling_seed"}
+
+
+def _out_of_bounds_or_of_another_type():
+    """Rows of one number, refused: whether it is of the right type."""
+    for case in _rows():
+        row, _ = case.values
+        [(field, value)] = row["params"].items() if len(row["params"]) == 1 else [(None, None)]
+        if row["expect"] == "reject" and field in BOUNDS:
+            value = meant(value)
+            if field == "min_new_tokens" and value == 129:
+                continue  # within its bounds, and above the default of max_new_tokens
+            is_number = type(value) is int or (type(value) is float and field not in INTEGERS)
+            yield pytest.param(field, value, is_number, id=case.id)
+
+
+@pytest.mark.parametrize(("field", "value", "is_number"), list(_out_of_bounds_or_of_another_type()))
+def test_a_refusal_names_the_bound_or_the_type(field, value, is_number):
+    """A client that is told "out of range" tries one number after the other."""
+    with pytest.raises(ValidationError) as error:
+        _normalize({field: value}, 278)
+    wanted = f"allowed={BOUNDS[field]}" if is_number else "integer" if field in INTEGERS else "number"
+    assert wanted in str(error.value)
+
+
 def test_the_tables_are_as_large_as_they_claim():
     """A table that is not found tests nothing."""
     rows = [row.values[0] for row in _rows()]
