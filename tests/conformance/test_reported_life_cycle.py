@@ -45,7 +45,9 @@ def test_the_echo_of_an_abort_of_a_finished_request_takes_nothing_down(ring_name
             client = Client(world.manager, text="x", rid="a")
             await world.arrive("a")
             world.push("a", "h", FinishReason.stop(104))
-            assert world.manager.abort("a") == 1  # the finish is on its way
+            for shard in world._shards:
+                shard.do_work(64)
+            assert world.manager.abort("a") == 1  # the finish is on its way to us
             world.push("a", [], FinishReason.abort("aborted"))
             await client.end()
             assert world.manager.abort("a") == 0
@@ -181,9 +183,9 @@ def test_no_chunk_is_dropped_between_a_fast_engine_and_a_slow_manager(paths: Any
     pushing.start()
     text = ""
     while len(text) < count:
-        # one record at a time: both rings are full nearly all the while
-        path.shards[0].do_work(1)
-        path.inboxes[0].do_work(1)
+        # both rings are full nearly all the while
+        path.shards[0].do_work(64)
+        path.inboxes[0].do_work(3)
         text += path.texts.pop(1, "")
     pushing.join(20)
     assert text == "".join(chr(ord("a") + number % 26) for number in range(count))
