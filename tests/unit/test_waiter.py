@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
-import time
 
 import pytest
 
@@ -38,119 +36,6 @@ def later(act, delay_s: float = 0.03) -> threading.Timer:
     return timer
 
 
-WAITS = {
-    "pop": lambda p, c, t: c.pop(t),
-    "drain_wait": lambda p, c, t: c.drain_wait(1, t),
-    "wait_until_readable": lambda p, c, t: c.wait_until_readable(t),
-    "wait_any": lambda p, c, t: wait_any([c], t),
-    "push": lambda p, c, t: p.push(b"x" * 57, t),
-    "claim": lambda p, c, t: p.claim(57, t),
-    "wait_until_writable": lambda p, c, t: p.wait_until_writable(57, t),
-    "wait_any for room": lambda p, c, t: wait_any([], t, producers=[(p, 57)]),
-}
-
-
-@pytest.fixture(params=WAITS)
-def wait(request, producer, consumer):
-    """One of all the calls that wait, on a ring where it has to wait; and what would end the wait."""
-    name = request.param
-    if name in {"push", "claim", "wait_until_writable", "wait_any for room"}:
-        testing.fill(producer)
-        consumer.drain(1)
-        return (lambda t: WAITS[name](producer, consumer, t)), consumer.release
-    return (lambda t: WAITS[name](producer, consumer, t)), lambda: producer.try_push(b"x")
-
-
-@pytest.mark.parametrize("timeout", [-1, -1e-9, math.nan, -math.inf])
-def test_a_bad_timeout_is_refused_whether_or_not_there_is_a_wait(timeout, wait):
-    """Seen only when the ring is full, it would be found in production."""
-    act, end = wait
-    with pytest.raises(ValueError, match="timeout_s"):
-        act(timeout)
-    end()
-    with pytest.raises(ValueError, match="timeout_s"):
-        act(timeout)
-
-
-@pytest.mark.parametrize("timeout", [True, "1", [], 1j])
-def test_a_timeout_is_a_number(timeout, wait):
-    """`pop(True)` was meant as something else."""
-    with pytest.raises(TypeError, match="timeout_s"):
-        wait[0](timeout)
-
-
-def test_a_timeout_of_zero_does_not_wait_and_says_not_now(wait):
-    """A poll is a wait of no time."""
-    act, end = wait
-    assert not act(0)
-    assert not act(0.0)
-    end()
-    assert act(0)
-
-
-def test_a_timeout_that_passes_says_not_now_and_loses_nothing(wait):
-    """A timed-out caller comes back; the record must still be there."""
-    act, end = wait
-    start = time.monotonic()
-    assert not act(0.02)
-    assert time.monotonic() - start >= 0.02
-    end()
-    assert act(60)
-
-
-@pytest.mark.parametrize("timeout", [None, math.inf, 60, 1e300])
-def test_a_wait_ends_when_what_it_waits_for_comes(timeout, wait):
-    """The whole point of it."""
-    act, end = wait
-    timer = later(end)
-    assert act(timeout)
-    timer.join()
-
-
-def test_closing_the_end_from_another_thread_ends_the_wait(wait, producer, consumer):
-    """A shutdown must not wait for a peer that sends nothing any more."""
-    act, _ = wait
-    timer = later(lambda: (producer.close(), consumer.close()))
-
-    def wait_until_it_is_told() -> None:
-        while act(None):  # a finished peer is something to see; the next try says it
-            producer.try_push(b"x" * 57)
-            consumer.drain(1)
-
-    with pytest.raises((shmring.RingClosedError, shmring.EndOfRing)):
-        wait_until_it_is_told()
-    timer.join()
-
-
-def test_the_peers_end_ends_the_wait(ring, wait, producer, consumer):
-    """Told by the wake of its close, not by a poll."""
-    act, _ = wait
-    waits_for_room = producer.free_bytes() < 72
-    timer = later(consumer.close if waits_for_room else producer.close)
-    with contextlib.suppress(shmring.EndOfRing):
-        assert act(None), "the waits that do not take anything say: look"
-    timer.join()
-
-
-def test_the_peers_death_ends_the_wait(ring_name):
-    """Every wait, with or without a timeout: nobody else would ever end it."""
-    for name, act in WAITS.items():
-        with shmring.create(f"{ring_name}.{name[:4]}{len(name)}", 4096) as ring:
-            ends = {"p": ring.producer(), "c": ring.consumer()}
-            dies = "p"
-            if "room" in name or name in {"push", "claim", "wait_until_writable"}:
-                testing.fill(ends["p"])
-                dies = "c"
-            ends[dies]._attachment.close()  # what the kernel does to a killed process
-            try:
-                assert act(ends["p"], ends["c"], None), name
-            except shmring.PeerLostError:
-                continue
-            survivor = {"p": lambda e: e["c"].drain(1), "c": lambda e: e["p"].try_push(b"x" * 57)}[dies]
-            with pytest.raises(shmring.PeerLostError):
-                survivor(ends)
-
-
 def test_an_end_that_expects_a_successor_waits_on_through_a_death(ring):
     """While a worker is restarted, its peers just wait."""
     producer = ring.producer()
@@ -180,23 +65,6 @@ def test_a_wait_for_room_waits_for_enough_of_it(producer, consumer):
     thread.join()
     assert done == [True]
     assert consumer.try_pop() == b"y" * 3000
-
-
-@pytest.mark.parametrize("policy", WaitPolicy)
-def test_every_policy_waits_and_wakes(policy, ring):
-    """They differ in cost, not in what they promise."""
-    with ring.producer(policy=policy) as producer, ring.consumer(policy=policy) as consumer:
-        assert consumer.pop(0.001) is None
-        count = 300
-
-        def send():
-            for n in range(count):
-                assert producer.push(bytes([n % 256]) * 1900)
-
-        thread = threading.Thread(target=send)
-        thread.start()
-        assert [consumer.pop()[:1] for _ in range(count)] == [bytes([n % 256]) for n in range(count)]
-        thread.join()
 
 
 def test_ping_pong_over_two_rings_never_misses_a_wake(ring_name):
