@@ -169,6 +169,21 @@ def _request(params: dict[str, Any]) -> Any:
     return GenerateRequest(input_ids=[1, 2, 3], sampling_params=params)
 
 
+def test_an_idle_deployment_says_nothing(ring_name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Lines about nothing send somebody to look for a fault that is none."""
+
+    async def work() -> None:
+        async with World(ring_name) as world:
+            caplog.clear()
+            for _ in range(1200):  # ten minutes of looks
+                world.manager._look_at_parts()
+            await world.settle()
+            assert not caplog.records
+
+    with caplog.at_level(logging.DEBUG, logger="manager"):
+        run(work())
+
+
 def test_no_chunk_is_dropped_between_a_fast_engine_and_a_slow_manager(paths: Any) -> None:
     """A high-water mark that drops is an answer with a hole in it."""
     path = paths(ring_bytes=1 << 12)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from decoding import DATA, decode_rows, ids_of, one_by_one, tiny_tokenizer, trained
 from tokenizers import Tokenizer, decoders, models
 
 from manager.detokenize import DecoderKind, load_decoder
+from manager.detokenize.library import CONTEXT_MAX, HELD_MAX
 from manager.errors import DetokenizeError
 
 
@@ -85,6 +87,29 @@ def test_a_library_fault_names_itself():
     decoder._library._tokenizer = Failing()
     with pytest.raises(DetokenizeError, match="library failed"):
         decode_rows(decoder, [(slot, [97])])
+
+
+def test_the_library_is_asked_for_no_more_ids_as_a_text_grows():
+    """Each token would cost more than the one before, and the first one a decode of the whole prompt."""
+    decoder = load_decoder(tiny_tokenizer("bytelevel"), kind=DecoderKind.LIBRARY)
+    real = decoder._library._tokenizer
+    asked: list[int] = []
+
+    class Counting:
+        def decode(self, token_ids, skip_special_tokens):
+            asked.append(len(token_ids))
+            return real.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    decoder._library._tokenizer = Counting()
+    slot = decoder.open(np.full(100_000, 97, np.int32))
+    costs = []
+    for _ in range(2000):
+        asked.clear()
+        decode_rows(decoder, [(slot, [104])])
+        costs.append(sum(asked))
+    assert max(costs[:100]) == max(costs)
+    assert max(costs) <= 2 * (CONTEXT_MAX + HELD_MAX + 1)
+    assert sum(costs[-1000:]) <= 1.5 * sum(costs[:1000])
 
 
 def test_no_slots_is_a_fault_of_the_caller():

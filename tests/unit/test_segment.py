@@ -346,6 +346,22 @@ def test_the_leftover_of_a_dead_owner_makes_way(ring_name):
         assert path_of(ring_name).stat().st_ino != inode
 
 
+def test_the_pid_in_a_header_is_for_people_and_decides_nothing(ring_name):
+    """A dead owner's pid may be a stranger's by now: who lives is told by a lock that the kernel drops."""
+    leave_behind(ring_name)
+    with path_of(ring_name).open("r+b") as segment:
+        segment.seek(0x14)
+        segment.write(os.getppid().to_bytes(4, sys.byteorder))
+    [info] = [info for info in shmring.list_rings() if info.name == ring_name]
+    assert info.owner_alive is False
+    with shmring.create(ring_name, 4096) as ring, path_of(ring_name).open("r+b") as segment:
+        segment.seek(0x14)
+        segment.write((2**22 + 5).to_bytes(4, sys.byteorder))  # above the largest pid there can be
+        with pytest.raises(shmring.SegmentExistsError):
+            shmring.create(ring_name, 4096)
+        assert ring.is_open
+
+
 def test_ends_on_a_replaced_leftover_learn_that_nobody_will_come(ring_name):
     """They hold the old object: without a word they would wait beside the new one for ever."""
     leave_behind(ring_name)

@@ -379,6 +379,19 @@ def test_stop_strings_over_several_chunks(
     assert bench.shard.open_count == 0
 
 
+def test_ids_are_never_behind_the_text_and_complete_at_the_end(bench: Bench) -> None:
+    """Who splits an answer by its ids must find in them whatever was shown until then."""
+    bench.register(1, stop=("zz",))
+    for chunk in ("<t>ab", "z", "y", "z"):
+        bench.push((1, chunk, None))
+        answers = bench.work()
+        assert TOKENIZER.decode(answers.ids[1]).startswith(answers.texts[1])
+    assert answers.texts[1] == "<t>abzy"
+    bench.push((1, "", LENGTH(8)))
+    answers = bench.work()
+    assert TOKENIZER.decode(answers.ids[1]) == answers.texts[1] == "<t>abzyz"
+
+
 def test_an_abort_of_the_scheduler_flushes_what_was_held(bench: Bench) -> None:
     """What the client paid for until then is the client's."""
     bench.register(1, stop=("END",))
