@@ -13,6 +13,7 @@ from ways import (
     OsPipe,
     Ours,
     OursLatency,
+    OursSmaller,
     OursThrifty,
     Pipe,
     Queue,
@@ -348,6 +349,7 @@ class Tachyon(Way):
 WAYS: list[type[Way]] = [
     Nothing,
     Ours,
+    OursSmaller,
     OursLatency,
     OursThrifty,
     Queue,

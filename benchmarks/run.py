@@ -30,13 +30,21 @@ from engine import measure_engine, measure_paced  # noqa: E402
 from measure import Task, measure  # noqa: E402
 from peers import WAYS  # noqa: E402
 from waits import idle_cpu_s, wake_up_us  # noqa: E402
-from ways import Nothing, Ours, OursLatency, OursThrifty, Way  # noqa: E402
+from ways import Nothing, Ours, OursLatency, OursSmaller, OursThrifty, Way  # noqa: E402
 
 from shmring import WaitPolicy  # noqa: E402
 
 SIZES = (64, 1024, 16384, 262144, 1048576)
 ROWS = (1, 32, 256, 2048, 16384)
-SHORT = ("shmring", "nothing", "multiprocessing.Queue", "multiprocessing.Pipe", "os.pipe", "zmq")
+SHORT = (
+    "shmring",
+    "shmring of 2 MiB",
+    "nothing",
+    "multiprocessing.Queue",
+    "multiprocessing.Pipe",
+    "os.pipe",
+    "zmq",
+)
 
 
 def build_reference(folder: str) -> Path:
@@ -92,6 +100,9 @@ def way_cells(full: bool, *, only_ours: bool) -> list[tuple[type[Way], str, Task
             continue
         if way is Nothing:
             cells.append((way, "block", Task("busy", 256, "columns")))
+            continue
+        if way is OursSmaller:
+            cells += [(way, mode, Task("records", size)) for mode in way.modes for size in SIZES[3:]]
             continue
         is_variant = way in (OursLatency, OursThrifty)
         for mode in way.modes:

@@ -245,7 +245,8 @@ class Ours(Way):
         end, push, read = self.end, STEP.push, STEP.read
 
         def send_step(columns):
-            push(end, len(columns[0]), *columns, timeout_s=None)
+            ids, counts, tokens, codes, values = columns
+            push(end, len(ids), ids, counts, tokens, codes, values, timeout_s=None)
 
         def recv_step():
             return read(self.recv_record()).columns()
@@ -264,6 +265,16 @@ class OursLatency(Ours):
 
 class OursThrifty(Ours):
     name, policy, codecs, modes = "shmring thrifty", WaitPolicy.THRIFTY, ("frame",), ("block",)
+
+
+class OursSmaller(Ours):
+    """With room for a few large records only, so that the ring stays in the cache of one core."""
+
+    name, codecs, modes = "shmring of 2 MiB", (), ("block", "spin")
+
+    @property
+    def ring_bytes(self):
+        return 2 << 20
 
 
 _made: dict[str, Any] = {}

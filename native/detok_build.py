@@ -99,7 +99,8 @@ struct detok_batch {
     uint32_t is_fresh;
     ...;
 };
-int detok_batch_read(struct detok_batch *batch, const uint8_t *payload, uint64_t length, uint64_t fingerprint);
+int detok_batch_read(struct detok_batch *batch, const uint8_t *payload, uint64_t length,
+                     uint64_t fingerprint);
 struct detok_row {
     int64_t value;
     uint64_t details_start;

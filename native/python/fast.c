@@ -2,6 +2,7 @@
  * and cost one C call each; a cffi call would release and retake the GIL every time, and a busy
  * thread then makes the caller wait up to a switch interval for it. Those that may wait try first, and
  * release the GIL only to sleep. */
+#include <float.h>
 #include <string.h>
 #include <time.h>
 
@@ -58,10 +59,23 @@ static uint64_t now_ns(void) {
     return (uint64_t)t.tv_sec * 1000000000U + (uint64_t)t.tv_nsec;
 }
 
+static uint64_t end_of(double seconds) {
+    /* a century is for ever, and does not overflow */
+    return seconds > 3e9 ? UINT64_MAX : seconds == 0 ? 0 : now_ns() + (uint64_t)(seconds * 1e9);
+}
+
 int fast_deadline(PyObject *timeout, uint64_t spin_ns, Deadline *out) {
     *out = (Deadline){UINT64_MAX, spin_ns};
     if (timeout == NULL || timeout == Py_None) {
         return 0;
+    }
+    if (PyFloat_CheckExact(timeout) || PyLong_CheckExact(timeout)) {
+        double seconds = PyFloat_AsDouble(timeout);
+        if (seconds >= 0 && seconds <= DBL_MAX) {
+            out->until_ns = end_of(seconds);
+            return 0;
+        }
+        PyErr_Clear(); /* the check says what is wrong */
     }
     PyObject *segment = PyImport_ImportModule("shmring.segment");
     PyObject *checked = segment == NULL ? NULL : PyObject_CallMethod(segment, "check_timeout", "O", timeout);
@@ -70,9 +84,7 @@ int fast_deadline(PyObject *timeout, uint64_t spin_ns, Deadline *out) {
         return -1;
     }
     if (checked != Py_None) {
-        double seconds = PyFloat_AsDouble(checked);
-        /* a century is for ever, and does not overflow */
-        out->until_ns = seconds > 3e9 ? UINT64_MAX : seconds == 0 ? 0 : now_ns() + (uint64_t)(seconds * 1e9);
+        out->until_ns = end_of(PyFloat_AsDouble(checked));
     }
     Py_DECREF(checked);
     return 0;
