@@ -16,12 +16,10 @@ import contextlib
 import dataclasses
 import logging
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 import shmring
-from manager.deployment import Deployment, Facts, egress_name, ingress_name, register_name, reply_name
-from manager.detokenize import PROMPT_TAIL_MAX, choose
+from manager.deployment import Deployment, egress_name, ingress_name, register_name, reply_name
 from manager.errors import (
     ConfigError,
     DisconnectedError,
@@ -35,15 +33,13 @@ from manager.errors import (
 )
 from manager.ids import RequestIds, mint_health_rid, shard_of
 from manager.inbox import Inbox
+from manager.intake import Intake
 from manager.lifecycle import Event, State
-from manager.limits import Limits
-from manager.outbox import Dispatch, Outbox
+from manager.outbox import Outbox
 from manager.output import GenerateOutput, merged_outputs, outputs_of
 from manager.request import GenerateRequest, SingleRequest, fan_out
-from manager.sampling import NormalizedSampling
 from manager.stream import RequestStream
 from manager.supervisor import Supervisor, part_commands
-from manager.tokenizer import LoadedTokenizer, load_tokenizer
 from manager.watch import SCHEDULER, PartHealth, PartWatch, worker_label
 from shmring import AsyncWaiter
 
@@ -51,8 +47,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from types import TracebackType
 
-    import numpy as np
-    from numpy.typing import NDArray
     from typing_extensions import Self
 
     from manager.config import Settings
@@ -87,6 +81,7 @@ class TokenizerManager:
         """
         self._settings = settings
         self._commands = part_commands(settings, engine=engine, start_workers=start_workers)
+        self._intake = Intake(settings, self._end)
         self._request_ids = request_ids or RequestIds()
         self._streams: dict[int, RequestStream] = {}
         self._rids: dict[str, int] = {}
@@ -101,31 +96,12 @@ class TokenizerManager:
         assert self._state == "new", f"a manager is started once: state={self._state}"
         settings = self._settings
         self._loop = asyncio.get_running_loop()
-        self._tokenizer = (
-            await self._loop.run_in_executor(None, load_tokenizer, settings.tokenizer)
-            if settings.has_tokenizer
-            else None
-        )
-        facts = _facts(settings, self._tokenizer)
-        if self._tokenizer is not None:
-            # once for all workers; proved against the library before anybody relies on it
-            choice = await self._loop.run_in_executor(None, choose, self._tokenizer.tokenizer)
-            log.info("decoding by %s: %s", choice.kind.value, choice.reason)
-            facts = dataclasses.replace(facts, decoding=choice)
-        self.limits = Limits(
-            vocab_size=facts.vocab_size,
-            context_length=settings.context_length,
-            reserved_tokens=settings.reserved_tokens,
-            allow_auto_truncate=settings.allow_auto_truncate,
-            has_tokenizer=self._tokenizer is not None,
-            hidden_states_enabled=settings.hidden_states_enabled,
-            text_length_max=settings.text_length_max or 64 * settings.context_length,
-        )
+        facts = await self._intake.load()
+        self.limits = self._intake.limits
         with contextlib.ExitStack() as undo:
+            undo.callback(self._intake.stop)
             self._deployment = Deployment(settings, facts)
             undo.callback(self._deployment.close)
-            self._pool = ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")
-            undo.callback(self._pool.shutdown, wait=False)
             self._supervisor = Supervisor(restarts_max=settings.restarts_max)
             undo.callback(self._supervisor.stop, settings.stop_timeout_s)
             self._take_ends(undo)
@@ -200,8 +176,8 @@ class TokenizerManager:
         self._check_running()
         streams = self._open(fan_out(request, preferred=self._settings.preferred_sampling))
         try:
-            self._check_all(streams)
-            await self._tokenize(streams)
+            self._intake.check(streams)
+            await self._intake.tokenize(streams)
             for stream in streams:
                 self._dispatch(stream)
             if len(streams) == 1 and not request.is_batch:
@@ -232,69 +208,6 @@ class TokenizerManager:
             self._rids[single.rid] = request_id
             streams.append(stream)
         return streams
-
-    def _check_all(self, streams: list[RequestStream]) -> None:
-        """Check each request by itself: a bad one ends, its neighbours go on."""
-        for stream in streams:
-            try:
-                self._check(stream)
-            except ManagerError as error:
-                self._end(stream, error)
-
-    def _check(self, stream: RequestStream) -> None:
-        single = stream.request
-        self.limits.validate(single)
-        stream.move(Event.VALIDATED)
-        stream.move(Event.NEEDS_NORMALIZE)
-        stream.sampling = NormalizedSampling.of(
-            single.sampling, vocab_size=self.limits.vocab_size, has_tokenizer=self.limits.has_tokenizer
-        )
-
-    async def _tokenize(self, streams: list[RequestStream]) -> None:
-        """Give every request that goes on its prompt's ids; text is encoded in one go in a thread."""
-        going_on = [stream for stream in streams if not stream.is_ended]
-        with_text = [stream for stream in going_on if stream.request.text is not None]
-        encoded: list[NDArray[np.int32]] = []
-        if with_text:
-            assert self._tokenizer is not None, "text was refused where there is no tokenizer"
-            for stream in with_text:
-                stream.move(Event.NEEDS_TOKENIZE)
-            texts = [stream.request.text or "" for stream in with_text]
-            try:
-                encoded = await self._loop.run_in_executor(self._pool, self._encode, texts)
-            except ManagerError as error:
-                for stream in with_text:
-                    self._end(stream, error)
-                return
-        ids_of = dict(zip((stream.request_id for stream in with_text), encoded, strict=True))
-        for stream in going_on:
-            if stream.is_ended:
-                continue  # aborted meanwhile: it never reached the scheduler, so nobody is told
-            stream.move(Event.TOKENIZED if stream.request_id in ids_of else Event.ALREADY_TOKENIZED)
-            try:
-                self._prepare(stream, ids_of.get(stream.request_id, stream.request.input_ids))
-            except ManagerError as error:
-                self._end(stream, error)
-
-    def _encode(self, texts: list[str]) -> list[NDArray[np.int32]]:
-        """Runs in a thread. What waited for one until the manager was closed is not worth the time."""
-        self._check_running()
-        assert self._tokenizer is not None, "text was refused where there is no tokenizer"
-        return self._tokenizer.encode(texts)
-
-    def _prepare(self, stream: RequestStream, prompt_ids: NDArray[np.int32] | None) -> None:
-        """Make the checks that every request passes last, whatever way it came."""
-        assert prompt_ids is not None, "a request has text or ids"
-        assert stream.sampling is not None, "it was checked"
-        if len(prompt_ids) == 0:
-            raise ValidationError("prompt has no tokens", field="text")
-        self.limits.check_input_ids(prompt_ids)
-        prompt_ids, sampling = self.limits.check_total_tokens(prompt_ids, stream.sampling)
-        stream.prompt_count = len(prompt_ids)
-        single, tail = stream.request, prompt_ids[-PROMPT_TAIL_MAX:]
-        stream.dispatch = Dispatch(
-            stream.request_id, single.rid, prompt_ids, tail, sampling, single.extras_asked
-        )
 
     def _dispatch(self, stream: RequestStream) -> None:
         """Send one request on its way, or end it with the reason why not."""
@@ -554,6 +467,7 @@ class TokenizerManager:
         """
         if self._state == "running":
             self._state = "closed"
+            self._intake.stop()
             self._closing = asyncio.create_task(self._close())
         if self._closing is not None:
             await asyncio.shield(self._closing)
@@ -581,18 +495,3 @@ class TokenizerManager:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-
-def _facts(settings: Settings, tokenizer: LoadedTokenizer | None) -> Facts:
-    vocab_size = settings.vocab_size
-    if tokenizer is None:
-        assert vocab_size is not None, "checked by the settings"
-        return Facts(vocab_size, settings.eos_token_ids or (), None)
-    if vocab_size is not None and vocab_size < tokenizer.vocab_size:
-        raise ConfigError(
-            "vocab_size is smaller than the tokenizer's: "
-            f"value={vocab_size}, tokenizer={tokenizer.vocab_size}",
-            setting="vocab_size",
-        )
-    eos = settings.eos_token_ids if settings.eos_token_ids is not None else tokenizer.eos_token_ids
-    return Facts(vocab_size or tokenizer.vocab_size, eos, tokenizer.path)

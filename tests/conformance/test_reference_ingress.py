@@ -199,7 +199,7 @@ def test_what_a_tokenizer_gives_is_checked_and_a_bad_answer_leaves_nothing(
         async with World(ring_name) as world:
             live = Client(world.manager, input_ids=IDS, rid="live")
             await world.arrive("live")
-            world.manager._tokenizer = FixedTokenizer(ids)  # type: ignore[assignment]
+            world.manager._intake._tokenizer = FixedTokenizer(ids)  # type: ignore[assignment]
             client = await Client(world.manager, text="x", rid="a").end()
             assert client.error.status == status
             assert getattr(client.error, "field", None) == field

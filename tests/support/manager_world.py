@@ -181,7 +181,7 @@ class Gate:
     """A tokenizer that waits until it is told to go on."""
 
     def __init__(self, manager: TokenizerManager) -> None:
-        tokenizer = manager._tokenizer
+        tokenizer = manager._intake._tokenizer
         assert tokenizer is not None
         self._open = threading.Event()
         self.entered = threading.Event()
@@ -193,7 +193,7 @@ class Gate:
                 assert gate._open.wait(20)
                 return real.encode(texts)
 
-        manager._tokenizer = Gated()  # type: ignore[assignment]
+        manager._intake._tokenizer = Gated()  # type: ignore[assignment]
 
     async def wait(self) -> None:
         while not self.entered.is_set():
