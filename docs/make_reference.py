@@ -89,7 +89,7 @@ TABLES = {
     "sampling": reference_table,
     "ingress": lambda: frame_tables((messages.REQUEST, messages.ABORT, messages.CONTROL)),
     "egress": lambda: frame_tables((messages.RESULT, messages.BATCH, messages.EXTRAS, messages.ERROR)),
-    "register": lambda: frame_tables((messages.REGISTER, messages.DEREGISTER)),
+    "register": lambda: frame_tables((messages.REGISTER, messages.DEREGISTER, messages.DECODE)),
     "reply": lambda: frame_tables(
         (
             messages.TEXT,

@@ -12,19 +12,22 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from manager.deployment import Facts
 from manager.detokenize import PROMPT_TAIL_MAX, choose
 from manager.errors import ConfigError, ManagerError, UnavailableError, ValidationError
 from manager.lifecycle import Event
-from manager.limits import Limits
+from manager.limits import Limits, check_detokenize_ids
 from manager.outbox import Dispatch
+from manager.request import to_token_ids
 from manager.sampling import NormalizedSampling
+from manager.sampling.kinds import check_text
 from manager.tokenizer import LoadedTokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from manager.config import Settings
@@ -72,6 +75,27 @@ class Intake:
         """Encode nothing more; what has begun comes to its end."""
         self._is_stopped = True
         self._pool.shutdown(wait=False)
+
+    def check_has_tokenizer(self, field: str) -> None:
+        """Refuse what cannot be without a tokenizer."""
+        if not self.limits.has_tokenizer:
+            raise ValidationError(f"{field} needs a tokenizer, and this server has none", field=field)
+
+    def checked_text(self, value: object) -> str:
+        """Return a text that can be encoded by itself; empty is one. Raises ValidationError."""
+        self.check_has_tokenizer("text")
+        text = check_text("text", value)
+        self.limits.check_text_length(text)
+        return text
+
+    def checked_ids(self, value: object) -> NDArray[np.int32]:
+        """Return ids that can be decoded by themselves, (n,) n >= 0; no vocabulary is asked."""
+        self.check_has_tokenizer("token_ids")
+        if isinstance(value, (list, tuple, np.ndarray)) and len(value) == 0:
+            return np.empty(0, np.int32)
+        ids = to_token_ids("token_ids", value)
+        check_detokenize_ids(ids)
+        return ids
 
     def check(self, streams: list[RequestStream]) -> None:
         """Check each request by itself: a bad one ends, its neighbours go on."""

@@ -50,14 +50,8 @@ class Limits:
     def validate(self, request: SingleRequest) -> None:
         """Refuse what this deployment can never serve. Raises ValidationError with the field."""
         check_rid(request.rid)
-        if request.text is not None and self.text_length_max is not None:
-            length = len(request.text)
-            if length > self.text_length_max:
-                raise ValidationError(
-                    f"text is too long for the context: characters={length}, max={self.text_length_max}, "
-                    f"context_length={self.context_length}",
-                    field="text",
-                )
+        if request.text is not None:
+            self.check_text_length(request.text)
         if request.input_ids is not None:
             self.check_input_ids(request.input_ids)
         elif not self.has_tokenizer:
@@ -74,6 +68,15 @@ class Limits:
             raise ValidationError(
                 "return_hidden_states needs a deployment with the setting hidden_states_enabled",
                 field="return_hidden_states",
+            )
+
+    def check_text_length(self, text: str) -> None:
+        """Refuse a text that is not worth tokenizing."""
+        if self.text_length_max is not None and len(text) > self.text_length_max:
+            raise ValidationError(
+                f"text is too long for the context: characters={len(text)}, max={self.text_length_max}, "
+                f"context_length={self.context_length}",
+                field="text",
             )
 
     def check_input_ids(self, input_ids: NDArray[np.int32]) -> None:

@@ -46,6 +46,7 @@ class RegisterType(IntEnum):
 
     REGISTER = 1
     DEREGISTER = 2
+    DECODE = 3
 
 
 class ReplyType(IntEnum):
@@ -141,17 +142,15 @@ REQUEST: Final = Schema(
 ABORT: Final = Schema("abort", IngressType.ABORT, [_ids()])
 CONTROL: Final = Schema("control", IngressType.CONTROL, [_ids("control_ids"), *_bytes("payloads")])
 
-BATCH: Final = Schema(
-    "batch",
-    EgressType.BATCH,
-    [
-        _ids(),
-        *_ragged("token_ids", np.int32, "token_counts"),
-        Column("finish_codes", np.uint8),
-        Column("finish_values", np.int64, is_optional=True),
-        *_bytes("finish_details", is_optional=True),
-    ],
-)
+_BATCH_COLUMNS: Final = [
+    _ids(),
+    *_ragged("token_ids", np.int32, "token_counts"),
+    Column("finish_codes", np.uint8),
+    Column("finish_values", np.int64, is_optional=True),
+    *_bytes("finish_details", is_optional=True),
+]
+
+BATCH: Final = Schema("batch", EgressType.BATCH, _BATCH_COLUMNS)
 EXTRAS: Final = Schema("extras", EgressType.EXTRAS, [_ids(), *_families(has_texts=False)])
 ERROR: Final = Schema("error", EgressType.ERROR, [_ids(), *_bytes("messages")])
 RESULT: Final = Schema("result", EgressType.RESULT, [_ids("control_ids"), *_bytes("payloads")])
@@ -167,6 +166,8 @@ REGISTER: Final = Schema(
     ],
 )
 DEREGISTER: Final = Schema("deregister", RegisterType.DEREGISTER, [_ids()])
+#: Ids that are decoded once: a batch that the manager makes, of which each row is a whole text.
+DECODE: Final = Schema("decode", RegisterType.DECODE, _BATCH_COLUMNS)
 
 TEXT: Final = Schema(
     "text",
@@ -204,6 +205,7 @@ ALL: Final = (
     RESULT,
     REGISTER,
     DEREGISTER,
+    DECODE,
     TEXT,
     REPLY_EXTRAS,
     FAIL,

@@ -16,8 +16,9 @@ import numpy as np
 
 import shmring
 from manager import messages
-from manager.errors import InternalError, QueueFullError
+from manager.errors import InternalError, QueueFullError, ValidationError
 from manager.extras import NOTHING_ASKED, OPTIONS_DTYPE, ExtrasAsked
+from manager.finish import FinishCode
 from manager.ids import shard_of
 from manager.sampling import SAMPLING_DTYPE
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _IDS_AT_ONCE: Final = 256
+#: Bytes of a registration without stops, and of what its record and that of a decode have beside ids.
+_DECODE_OVERHEAD: Final = 512
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,49 @@ class Outbox:
         if not self._push_request(dispatch):
             self.deregister(dispatch.request_id)
             raise QueueFullError("ingress ring is full: the scheduler is behind")
+
+    def decode(
+        self,
+        request_id: int,
+        token_ids: NDArray[np.int32],
+        *,
+        skip_special_tokens: bool,
+        spaces_between_special_tokens: bool,
+    ) -> None:
+        """Register ids with their shard and have them decoded: both, or neither.
+
+        Raises QueueFullError, and ValidationError for more ids than a register ring ever takes.
+        """
+        shard = shard_of(request_id, len(self._registers))
+        producer = self._registers[shard]
+        count_max = max(0, producer.payload_length_max - _DECODE_OVERHEAD) // token_ids.itemsize
+        if len(token_ids) > count_max:
+            raise ValidationError(
+                f"token_ids do not fit the register ring: count={len(token_ids)}, max={count_max}",
+                field="token_ids",
+            )
+        self.flush()
+        if self._deregistrations[shard]:
+            raise QueueFullError("rings are full: deregistrations are waiting for room")
+        ids = np.array([request_id], np.uint64)
+        output = (0, skip_special_tokens, spaces_between_special_tokens, False, False)
+        if not (
+            _push_registration(producer, request_id, output, token_ids[:0], b"", publish=False)
+            and _push(
+                messages.DECODE,
+                producer,
+                1,
+                ids,
+                np.array([len(token_ids)], np.uint32),
+                token_ids,
+                np.array([FinishCode.STOP], np.uint8),
+                None,
+                None,
+                None,
+            )
+        ):
+            producer.discard()
+            raise QueueFullError(f"register ring is full: shard={shard}")
 
     def ask(self, control_id: int, payload: bytes) -> None:
         """Put a question to the scheduler. Raises QueueFullError."""
@@ -130,32 +176,17 @@ class Outbox:
         return True
 
     def _register(self, shard: int, dispatch: Dispatch) -> bool:
-        params = dispatch.sampling.params
-        output = np.array(
-            [
-                (
-                    params.min_new_tokens,
-                    params.skip_special_tokens,
-                    params.spaces_between_special_tokens,
-                    params.no_stop_trim,
-                    dispatch.asked.logprob_texts,
-                )
-            ],
-            messages.OUTPUT_DTYPE,
+        sampling, params = dispatch.sampling, dispatch.sampling.params
+        output = (
+            params.min_new_tokens,
+            params.skip_special_tokens,
+            params.spaces_between_special_tokens,
+            params.no_stop_trim,
+            dispatch.asked.logprob_texts,
         )
-        sampling = dispatch.sampling
         stops = messages.pack_stops(sampling.stop_strs, sampling.stop_regex_strs)
-        stop_lengths, stop_bytes = messages.pack_bytes([stops])
-        return _push(
-            messages.REGISTER,
-            self._registers[shard],
-            1,
-            np.array([dispatch.request_id], np.uint64),
-            output,
-            np.array([len(dispatch.prompt_tail)], np.uint32),
-            dispatch.prompt_tail,
-            stop_lengths,
-            stop_bytes,
+        return _push_registration(
+            self._registers[shard], dispatch.request_id, output, dispatch.prompt_tail, stops
         )
 
     def _push_request(self, dispatch: Dispatch) -> bool:
@@ -188,10 +219,33 @@ class Outbox:
             register.close()
 
 
-def _push(schema: Schema, producer: Producer, rows: int, *columns: ColumnData) -> bool:
+def _push_registration(
+    producer: Producer,
+    request_id: int,
+    output: tuple[int, bool, bool, bool, bool],
+    prompt_tail: NDArray[np.int32],
+    stops: bytes,
+    *,
+    publish: bool = True,
+) -> bool:
+    """`output`: a row of OUTPUT_DTYPE. `stops`: see `messages.pack_stops`."""
+    return _push(
+        messages.REGISTER,
+        producer,
+        1,
+        np.array([request_id], np.uint64),
+        np.array([output], messages.OUTPUT_DTYPE),
+        np.array([len(prompt_tail)], np.uint32),
+        prompt_tail,
+        *messages.pack_bytes([stops]),
+        publish=publish,
+    )
+
+
+def _push(schema: Schema, producer: Producer, rows: int, *columns: ColumnData, publish: bool = True) -> bool:
     """Push a frame; a damaged ring is an error of ours that ends the request and not the manager."""
     try:
-        return schema.push(producer, rows, *columns)
+        return schema.push(producer, rows, *columns, publish=publish)
     except shmring.CorruptRingError as error:
         raise InternalError(f"ring is damaged: ring={producer.name}, why={error}") from error
 

@@ -379,13 +379,15 @@ def _each(field: str, value: object, count: int, check: Callable[[object], T], d
     return [check(value)] * count
 
 
-def _flags(field: str, value: object, count: int) -> list[bool]:
-    def check(item: object) -> bool:
-        if not isinstance(item, bool):
-            raise wrong_type(field, item, "boolean")
-        return item
+def check_flag(field: str, value: object) -> bool:
+    """Return a bool as it is; anything else is refused, however true it may be."""
+    if not isinstance(value, bool):
+        raise wrong_type(field, value, "boolean")
+    return value
 
-    return _each(field, value, count, check, default=False)
+
+def _flags(field: str, value: object, count: int) -> list[bool]:
+    return _each(field, value, count, lambda item: check_flag(field, item), default=False)
 
 
 def _integers(field: str, value: object, count: int, *, low: int, default: int) -> list[int]:

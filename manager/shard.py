@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from manager.decode_step import DecodeStep, Reply
+    from manager.decode_step import DecodeStep, Outcome, Reply
     from manager.detokenize import BatchDecoder
     from shmring import ColumnData, Consumer, Frame, Producer, Record, Schema
 
@@ -54,6 +54,10 @@ class ShardCounters:
     registered: int = 0
     unknown_rows: int = 0
     rejected_frames: int = 0
+    decodes: int = 0
+    """Texts decoded once, for whoever asked for no more than that."""
+    unknown_decodes: int = 0
+    """Of ids that nobody had registered; dropped."""
     unknown_ids: int = 0
     """Ids outside the vocabulary, of the requests that ended."""
 
@@ -143,6 +147,8 @@ class DetokShard:
                 self._apply_or_reject(record)
             self._register.release()
             done += len(records)
+            if not self._send_unsent():
+                return done  # decodes are answered: the manager shall read before it asks for more
 
     def _apply_or_reject(self, record: Record) -> None:
         """A registration that cannot be read ends the requests it names; the worker lives."""
@@ -164,6 +170,8 @@ class DetokShard:
         elif record.type == messages.RegisterType.DEREGISTER:
             for request_id in messages.DEREGISTER.read(record)["request_ids"].tolist():
                 self._end(request_id)
+        elif record.type == messages.RegisterType.DECODE:
+            self._decode_once(record)
         else:
             raise CodecError(f"register record has an unknown type: type={record.type}")
 
@@ -190,6 +198,31 @@ class DetokShard:
             else:
                 self._texts_wanted.discard(request_id)
             self.counters.registered += 1
+
+    def _decode_once(self, record: Record) -> None:
+        """Answer with the whole text, or with what is wrong with its ids: the registration is consumed.
+
+        The scheduler knows nothing of it and is told nothing.
+        """
+        if self._decoder is None:
+            named = messages.DECODE.read(record)["request_ids"].tolist()
+            text = "token_ids cannot be decoded: this server has no tokenizer"
+            unknown = sum(request_id not in self._requests for request_id in named)
+            self._fail(named, _STATUS_BAD_REQUEST, [text] * len(named))
+        else:
+            try:
+                outcome = self._requests.take(record, None if self._unsent else self._reply)
+            except (shmring.CorruptFrameError, shmring.ColumnError, CodecError, DetokenizeError) as error:
+                named = messages.recover_request_ids(record)
+                self._fail(named, _STATUS_BAD_REQUEST, [f"token_ids cannot be decoded: {error}"] * len(named))
+                return
+            self._settle(outcome)
+            self._fail(outcome.refused, UnavailableError.status, [outcome.problem] * len(outcome.refused))
+            self.counters.decodes += outcome.rows
+            unknown = len(outcome.unknown) + outcome.late_rows
+        if unknown:
+            self.counters.unknown_decodes += unknown
+            log.warning("ids of unknown requests were not decoded: count=%d", unknown)
 
     def _end(self, request_id: int) -> None:
         self._requests.close(request_id)
@@ -265,12 +298,7 @@ class DetokShard:
         counters.rows += outcome.rows
         counters.tokens += outcome.tokens
         counters.unknown_rows += len(outcome.unknown) + outcome.late_rows
-        self._unsent += outcome.replies
-        for request_id in outcome.ended:
-            self._ended.add(request_id)
-        if outcome.ended:
-            self._count_unknown_ids()
-            self._texts_wanted.difference_update(outcome.ended)
+        self._settle(outcome)
         if outcome.unknown:
             self._ask_strangers_to_stop(outcome.unknown)
         if outcome.refused:
@@ -279,6 +307,15 @@ class DetokShard:
             self._ask_aborts(refused)
             self._fail(refused, UnavailableError.status, [outcome.problem] * len(refused))
         self._ask_aborts(outcome.stopped)
+
+    def _settle(self, outcome: Outcome) -> None:
+        """Keep what is still to be sent, and let go of the requests that have ended."""
+        self._unsent += outcome.replies
+        for request_id in outcome.ended:
+            self._ended.add(request_id)
+        if outcome.ended:
+            self._count_unknown_ids()
+            self._texts_wanted.difference_update(outcome.ended)
 
     def _count_unknown_ids(self) -> None:
         """Ids outside of the vocabulary are no text and no error, but somebody should look at the engine."""

@@ -16,7 +16,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import shmring
 from manager.deployment import Deployment, egress_name, ingress_name, register_name, reply_name
@@ -37,16 +37,18 @@ from manager.intake import Intake
 from manager.lifecycle import Event, State
 from manager.outbox import Outbox
 from manager.output import GenerateOutput, merged_outputs, outputs_of
-from manager.request import GenerateRequest, SingleRequest, fan_out
+from manager.questions import Questions
+from manager.request import GenerateRequest, SingleRequest, check_flag, fan_out
 from manager.stream import RequestStream
 from manager.supervisor import Supervisor, part_commands
 from manager.watch import SCHEDULER, PartHealth, PartWatch, worker_label
 from shmring import AsyncWaiter
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Sequence
     from types import TracebackType
 
+    from numpy.typing import NDArray
     from typing_extensions import Self
 
     from manager.config import Settings
@@ -85,7 +87,8 @@ class TokenizerManager:
         self._request_ids = request_ids or RequestIds()
         self._streams: dict[int, RequestStream] = {}
         self._rids: dict[str, int] = {}
-        self._questions: dict[int, asyncio.Future[bytes]] = {}
+        self._controls = Questions[bytes](settings.requests_max)
+        self._decodes = Questions[str](settings.requests_max)
         self._broken_shards: dict[int, str] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._closing: asyncio.Task[None] | None = None
@@ -215,11 +218,8 @@ class TokenizerManager:
             return
         try:
             self._check_running()
-            if stream.shard in self._broken_shards:
-                raise InternalError(self._broken_shards[stream.shard])
-            for label in (SCHEDULER, worker_label(stream.shard)):
-                if not self._parts.is_ready(label):
-                    raise UnavailableError(f"part is not there: part={label}, name={self._settings.name}")
+            self._check_ready(SCHEDULER)
+            self._check_shard(stream.shard)
             dispatch, stream.dispatch = stream.dispatch, None
             assert dispatch is not None, "a request is dispatched once"
             self._outbox.send(dispatch)
@@ -271,18 +271,63 @@ class TokenizerManager:
         there is no scheduler, or no answer in time.
         """
         self._check_running()
-        if not self._parts.is_ready(SCHEDULER):
-            raise UnavailableError(f"part is not there: part={SCHEDULER}, name={self._settings.name}")
+        self._check_ready(SCHEDULER)
         control_id = self._request_ids.take()
-        answer: asyncio.Future[bytes] = self._loop.create_future()
-        self._questions[control_id] = answer
-        try:
-            self._outbox.ask(control_id, payload)
-            return await asyncio.wait_for(answer, timeout_s)
-        except (TimeoutError, asyncio.TimeoutError):
-            raise UnavailableError(f"scheduler did not answer: timeout_s={timeout_s}") from None
-        finally:
-            del self._questions[control_id]
+        (answer,) = await self._controls.ask(
+            control_id, SCHEDULER, lambda: self._outbox.ask(control_id, payload), timeout_s
+        )
+        return answer
+
+    async def tokenize(self, text: str) -> list[int]:
+        """Return the ids that a prompt of this text has, special tokens included.
+
+        Raises ValidationError for no text, or one that is too long, or where there is no tokenizer.
+        """
+        self._check_running()
+        (ids,) = await self._intake.encode([self._intake.checked_text(text)])
+        found: list[int] = ids.tolist()
+        return found
+
+    async def detokenize(
+        self,
+        token_ids: Sequence[int] | NDArray[Any],
+        *,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+        timeout_s: float | None = 20.0,
+    ) -> str:
+        """Return the text of ids that are a whole text, decoded by a worker; no scheduler is needed.
+
+        An id outside of the vocabulary adds nothing. Raises ValidationError for what are no ids, for
+        more of them than a register ring takes, and where there is no tokenizer; UnavailableError if
+        the worker is not there, or does not answer in time.
+        """
+        self._check_running()
+        ids = self._intake.checked_ids(token_ids)
+        skip = check_flag("skip_special_tokens", skip_special_tokens)
+        spaces = check_flag("spaces_between_special_tokens", spaces_between_special_tokens)
+        request_id = self._request_ids.take()
+        shard = shard_of(request_id, self._settings.workers)
+        self._check_shard(shard)
+
+        def send() -> None:
+            self._outbox.decode(
+                request_id,
+                ids,
+                skip_special_tokens=skip,
+                spaces_between_special_tokens=spaces,
+            )
+
+        return "".join(await self._decodes.ask(request_id, worker_label(shard), send, timeout_s))
+
+    def _check_ready(self, label: str) -> None:
+        if not self._parts.is_ready(label):
+            raise UnavailableError(f"part is not there: part={label}, name={self._settings.name}")
+
+    def _check_shard(self, shard: int) -> None:
+        if shard in self._broken_shards:
+            raise InternalError(self._broken_shards[shard])
+        self._check_ready(worker_label(shard))
 
     def abort(self, rid: str) -> int:
         """Abort the requests that the client calls `rid`; returns how many there were.
@@ -334,6 +379,7 @@ class TokenizerManager:
         """Hand a chunk to its request; one that has ended does not hear of it."""
         stream = self._streams.get(request_id)
         if stream is None:
+            self._decodes.answer(request_id, text, is_last=reason is not None)
             return
         if reason is not None:
             self._forget(stream)
@@ -354,11 +400,15 @@ class TokenizerManager:
     def on_fail(self, request_id: int, error: ManagerError) -> None:
         """End a request with an error that a worker or the scheduler found."""
         stream = self._streams.get(request_id)
-        if stream is not None:
+        if stream is None:
+            self._decodes.fail(request_id, error)
+        else:
             self._end(stream, error)
 
     def on_abort_asked(self, request_id: int) -> None:
         """Pass a worker's wish on to the scheduler."""
+        if request_id in self._decodes:
+            return  # the scheduler never heard of it
         self._outbox.abort(request_id)
         if request_id in self._streams:
             # it ends by a reply that could not be read: its worker takes it for alive
@@ -367,9 +417,7 @@ class TokenizerManager:
 
     def on_result(self, control_id: int, payload: bytes) -> None:
         """Hand an answer to whoever asked; nobody may wait for it any more."""
-        future = self._questions.get(control_id)
-        if future is not None and not future.done():
-            future.set_result(payload)
+        self._controls.answer(control_id, payload)
 
     async def _serve_replies(self, shard: int) -> None:
         reply, inbox = self._replies[shard], self._inboxes[shard]
@@ -390,6 +438,8 @@ class TokenizerManager:
         self._broken_shards[shard] = problem
         for stream in [stream for stream in self._streams.values() if stream.shard == shard]:
             self._abort(stream, InternalError(problem))
+        for question_id in self._decodes.put_to(worker_label(shard)):
+            self._decodes.fail(question_id, InternalError(problem))
 
     def _keep_flushing(self) -> None:
         if self._outbox.kept_count and (self._flusher is None or self._flusher.done()):
@@ -427,11 +477,14 @@ class TokenizerManager:
             if stream.state in (State.QUEUED, State.STREAMING) and (not shards or stream.shard in shards)
         ]
         log.warning("part has gone: part=%s, requests=%d", label, len(lost))
-        task = asyncio.create_task(self._end_lost(label, shards, lost))
+        asked = [*self._controls.put_to(label), *self._decodes.put_to(label)]
+        task = asyncio.create_task(self._end_lost(label, shards, lost, asked))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
-    async def _end_lost(self, label: str, shards: list[int], lost: list[RequestStream]) -> None:
+    async def _end_lost(
+        self, label: str, shards: list[int], lost: list[RequestStream], asked: list[int]
+    ) -> None:
         """End requests of a part that has gone, those apart that its last words end well.
 
         The aborts reach a scheduler's successor behind the requests that it may find in the ring.
@@ -449,6 +502,12 @@ class TokenizerManager:
         for stream in lost:
             if not stream.is_ended:
                 self._abort(stream, PartLostError(f"part has died: part={label}", part=label))
+        for question_id in asked:
+            self._fail_question(question_id, PartLostError(f"part has died: part={label}", part=label))
+
+    def _fail_question(self, question_id: int, error: ManagerError) -> None:
+        self._controls.fail(question_id, error)
+        self._decodes.fail(question_id, error)
 
     @property
     def in_flight_count(self) -> int:
@@ -476,6 +535,8 @@ class TokenizerManager:
         with self._undo:  # what follows is the good order; this is done in any case
             for stream in list(self._streams.values()):
                 self._abort(stream, DisconnectedError("the manager is shutting down"))
+            for question_id in [*self._controls.put_to(None), *self._decodes.put_to(None)]:
+                self._fail_question(question_id, DisconnectedError("the manager is shutting down"))
             deadline = self._loop.time() + _ABORT_FLUSH_S
             while self._outbox.flush() and self._loop.time() < deadline:
                 await asyncio.sleep(_RETRY_S)

@@ -83,6 +83,7 @@ class World:
         self._shards: list[DetokShard] = []
         self._ends = contextlib.ExitStack()
         self._done = 0
+        self.is_paused = False  # whether the workers do nothing
         self.requests: dict[str, int] = {}
         self.aborts: list[int] = []
 
@@ -113,7 +114,7 @@ class World:
         """What the workers' processes do."""
         while True:
             with contextlib.suppress(shmring.EndOfRing):  # the manager was closed
-                self._done = sum(shard.do_work(64) for shard in self._shards)
+                self._done = 0 if self.is_paused else sum(shard.do_work(64) for shard in self._shards)
             await asyncio.sleep(0.0002)
 
     @property

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 import shmring
 from manager import messages
-from manager.detokenize import load_decoder
+from manager.detokenize import DecoderKind, load_decoder
 from manager.errors import DetokenizeError
 from manager.finish import FinishReason, encode
 from manager.inbox import Inbox
@@ -810,3 +810,129 @@ def test_work_is_bounded_by_its_limit(bench: Bench) -> None:
     assert bench.shard.do_work(3) == 3
     assert bench.shard.do_work(100) == 7
     assert bench.shard.do_work(100) == 0
+
+
+def decode(bench: Bench, *rows: tuple[int, list[int]]) -> None:
+    """Ask for whole texts, as the manager does."""
+    assert messages.DECODE.push(
+        bench.manager,
+        len(rows),
+        np.array([request_id for request_id, _ in rows], np.uint64),
+        np.array([len(ids) for _, ids in rows], np.uint32),
+        np.array([token for _, ids in rows for token in ids], np.int32),
+        np.ones(len(rows), np.uint8),
+        None,
+        None,
+        None,
+    )
+
+
+@pytest.mark.parametrize("library", [False, True])
+def test_ids_are_decoded_once_and_their_registration_is_consumed(benches: Any, library: bool) -> None:
+    """Whoever asks for a text gets the whole of it, with the last character cut short shown as such."""
+    kind = DecoderKind.LIBRARY if library else None
+    bench = benches(decoder=load_decoder(TOKENIZER, kind=kind))
+    bench.register(1)
+    bench.register(2, skip_special_tokens=False)
+    decode(bench, (1, [104, 105, EOS, 228, 184]))
+    decode(bench, (2, [104, EOS]))
+    answers = bench.work()
+    shown = TOKENIZER.decode([104, EOS], skip_special_tokens=False)
+    assert answers.texts == {1: "hi\N{REPLACEMENT CHARACTER}", 2: shown}
+    assert answers.ends == {1: {"type": "stop"}, 2: {"type": "stop"}}
+    assert answers.aborts == []
+    assert bench.shard.open_count == 0
+    assert (bench.shard.counters.decodes, bench.shard.counters.unknown_decodes) == (2, 0)
+    assert bench.shard.counters.batches == 0
+
+
+def test_ids_that_nobody_registered_are_dropped_and_counted(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody waits for the answer, and the scheduler, which knows nothing of it, is told nothing."""
+    bench.register(1)
+    decode(bench, (1, [97]), (2, [98]))
+    decode(bench, (1, [99]))  # consumed by the first
+    with caplog.at_level(logging.WARNING):
+        answers = bench.work()
+    assert answers.texts == {1: "a"}
+    assert answers.aborts == []
+    assert bench.shard.counters.unknown_decodes == 2
+    assert len(caplog.records) == 2
+
+
+def test_ids_for_a_shard_without_a_tokenizer_are_a_bad_request(benches: Any) -> None:
+    """An empty text would look like an answer."""
+    bench = benches(decoder=None)
+    bench.register(1)
+    decode(bench, (1, [97]))
+    decode(bench, (2, [97]))
+    answers = bench.work()
+    assert answers.texts == {}
+    assert list(answers.ends) == [1]
+    assert answers.ends[1].status == 400
+    assert "tokenizer" in str(answers.ends[1])
+    assert answers.aborts == []
+    assert bench.shard.open_count == 0
+    assert bench.shard.counters.unknown_decodes == 1
+
+
+def test_ids_that_the_library_cannot_decode_are_a_bad_request(benches: Any) -> None:
+    """It fails for whoever sent them, the registration is gone, and the shard goes on."""
+    decoder = load_decoder(TOKENIZER, kind=DecoderKind.LIBRARY)
+    real = decoder.decode
+
+    def fail(slots: Any, counts: Any, token_ids: Any) -> Any:
+        if 7 in token_ids:
+            raise DetokenizeError("seven is too much")
+        return real(slots, counts, token_ids)
+
+    decoder.decode = fail  # type: ignore[method-assign]
+    bench = benches(decoder=decoder)
+    bench.register(1, 2)
+    decode(bench, (1, [97, 7]))
+    decode(bench, (2, [97]))
+    answers = bench.work()
+    assert answers.ends[1].status == 400
+    assert "seven is too much" in str(answers.ends[1])
+    assert answers.texts == {2: "a"}
+    assert answers.aborts == []
+    assert bench.shard.open_count == 0
+
+
+def test_ids_for_which_no_slot_is_free_are_refused(benches: Any) -> None:
+    """Refused is answered: later there may be room."""
+    bench = benches(decoder=load_decoder(TOKENIZER, slots_max=1))
+    bench.register(1, 2)
+    bench.push((1, "a", None))
+    bench.work()
+    decode(bench, (2, [97]))
+    answers = bench.work()
+    assert answers.ends[2].status == 503
+    assert "slots_max=1" in str(answers.ends[2])
+    assert answers.aborts == []
+    assert bench.shard.open_count == 1
+
+
+def test_a_text_that_is_larger_than_the_reply_ring_comes_in_pieces(benches: Any) -> None:
+    """A long text asked for must not be lost, nor stop the shard."""
+    bench = benches(reply_bytes=4096)
+    bench.register(1)
+    text = "abcdefghij" * 900
+    decode(bench, (1, list(text.encode())))
+    answers = bench.work()
+    assert answers.texts == {1: text}
+    assert len(answers.pieces[1]) > 1
+
+
+def test_many_texts_asked_for_at_once_wait_for_the_reader(benches: Any) -> None:
+    """A manager that does not read must not fill the worker's memory with answers."""
+    bench = benches(reply_bytes=4096)
+    count = 300
+    bench.register(*range(1, count + 1))
+    for request_id in range(1, count + 1):
+        decode(bench, (request_id, [97]))
+    for _ in range(5):
+        bench.shard.do_work(8)
+    assert bench.shard.counters.decodes < count
+    assert bench.work().texts == dict.fromkeys(range(1, count + 1), "a")
