@@ -77,6 +77,8 @@ class Settings:
     """Requests in flight; one more is refused (503)."""
     hidden_states_enabled: bool = False
     """Whether requests may ask for hidden states; the scheduler must be able to give them."""
+    accumulated_output: bool = False
+    """Whether each piece of a stream holds all of its output so far, where the request does not say."""
     tokenizer_threads: int = 2
     """Threads that encode prompts; they hold no GIL meanwhile."""
     ingress_capacity_bytes: int = 1 << 23
@@ -127,7 +129,12 @@ class Settings:
     def _check_types(self) -> None:
         if self.tokenizer is not None and not isinstance(self.tokenizer, Path):
             raise ConfigError(f"tokenizer must be a path: value={self.tokenizer!r}", setting="tokenizer")
-        for setting in ("has_tokenizer", "allow_auto_truncate", "hidden_states_enabled"):
+        for setting in (
+            "has_tokenizer",
+            "allow_auto_truncate",
+            "hidden_states_enabled",
+            "accumulated_output",
+        ):
             if not isinstance(getattr(self, setting), bool):
                 raise ConfigError(
                     f"{setting} must be true or false: value={getattr(self, setting)!r}", setting=setting

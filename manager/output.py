@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from manager.errors import ManagerError
+from manager.extras import FIELDS, Logprobs
+from manager.stream import Delta
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -14,9 +17,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from manager.extras import Logprobs
     from manager.finish import FinishReason
-    from manager.stream import Delta, RequestStream
+    from manager.stream import RequestStream
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class GenerateOutput:
     sample: int
     rid: str
     text: str
-    """New text since the last piece; all of it if the request does not stream."""
+    """New text since the last piece; all of it if the request is accumulated, or does not stream."""
     output_ids: list[int]
     """New token ids, as `text`."""
     prompt_tokens: int
@@ -39,48 +41,83 @@ class GenerateOutput:
     error: ManagerError | None = None
     """Set on the last piece of a request of a batch that failed; the others go on."""
     logprobs: Logprobs | None = None
-    """Of the new tokens, and once of the prompt; None: there are none."""
+    """Of the new tokens, and once of the prompt; of all so far if accumulated. None: there are none."""
     hidden_states: list[NDArray[np.float32]] | None = None
-    """The newest, a flat array for each position; None: none that are new."""
+    """The newest, a flat array for each position; None: none that are new, or none at all if accumulated."""
 
 
-def _output(stream: RequestStream, delta: Delta) -> GenerateOutput:
-    """The next piece of a request."""
-    return GenerateOutput(
-        index=stream.request.index,
-        sample=stream.request.sample,
-        rid=stream.request.rid,
-        text=delta.text,
-        output_ids=delta.token_ids,
-        prompt_tokens=stream.prompt_count,
-        completion_tokens=delta.completion_count,
-        finish_reason=delta.finish_reason,
-        logprobs=delta.logprobs,
-        hidden_states=delta.hidden_states,
-    )
+class _Whole:
+    """All of a request's output so far, for a reader who wants it with every piece.
+
+    Added up once a piece that is taken, so what a slow reader leaves costs nothing. The lists of a
+    piece are copies: they are the reader's.
+    """
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._token_ids: list[int] = []
+        self._logprobs: dict[str, list[Any]] = {}
+        self._hidden_states: list[NDArray[np.float32]] | None = None
+
+    def add(self, delta: Delta) -> Delta:
+        """Take in what is new; returns it with all that came before."""
+        self._text += delta.text
+        self._token_ids += delta.token_ids
+        if delta.logprobs is not None:
+            for name in FIELDS.values():
+                self._logprobs.setdefault(name, []).extend(getattr(delta.logprobs, name))
+        self._hidden_states = delta.hidden_states or self._hidden_states
+        logprobs = {name: list(entries) for name, entries in self._logprobs.items()}
+        return dataclasses.replace(
+            delta,
+            text=self._text,
+            token_ids=list(self._token_ids),
+            logprobs=Logprobs(**logprobs) if logprobs else None,
+            hidden_states=self._hidden_states,
+        )
 
 
-def _error_output(stream: RequestStream, error: ManagerError) -> GenerateOutput:
-    """The last piece of a request of a batch that failed."""
-    return GenerateOutput(
-        index=stream.request.index,
-        sample=stream.request.sample,
-        rid=stream.request.rid,
-        text="",
-        output_ids=[],
-        prompt_tokens=stream.prompt_count,
-        completion_tokens=stream.completion_count,
-        finish_reason=None,
-        error=error,
-    )
+class _Pieces:
+    """One request's output, piece by piece, in the way its reader wants it."""
+
+    def __init__(self, stream: RequestStream) -> None:
+        self._stream = stream
+        self._whole = _Whole() if stream.request.accumulated else None
+
+    async def take(self) -> GenerateOutput:
+        """Wait for the next piece; raises the error that ended the request."""
+        delta = await self._stream.take()
+        return self._output(delta if self._whole is None else self._whole.add(delta))
+
+    def failed(self, error: ManagerError) -> GenerateOutput:
+        """Make the last piece of a request of a batch that failed."""
+        delta = Delta("", [], self._stream.completion_count, None)
+        return self._output(delta if self._whole is None else self._whole.add(delta), error)
+
+    def _output(self, delta: Delta, error: ManagerError | None = None) -> GenerateOutput:
+        request = self._stream.request
+        return GenerateOutput(
+            index=request.index,
+            sample=request.sample,
+            rid=request.rid,
+            text=delta.text,
+            output_ids=delta.token_ids,
+            prompt_tokens=self._stream.prompt_count,
+            completion_tokens=delta.completion_count,
+            finish_reason=delta.finish_reason,
+            error=error,
+            logprobs=delta.logprobs,
+            hidden_states=delta.hidden_states,
+        )
 
 
 async def outputs_of(stream: RequestStream) -> AsyncGenerator[GenerateOutput, None]:
     """Yield the pieces of one request as they come; raises the error that ended it."""
+    pieces = _Pieces(stream)
     while True:
-        delta = await stream.take()
-        yield _output(stream, delta)
-        if delta.finish_reason is not None:
+        output = await pieces.take()
+        yield output
+        if output.finish_reason is not None:
             return
 
 
@@ -91,11 +128,15 @@ async def merged_outputs(streams: list[RequestStream]) -> AsyncGenerator[Generat
     pieces: asyncio.Queue[GenerateOutput | None] = asyncio.Queue(1)
 
     async def feed(stream: RequestStream) -> None:
+        own = _Pieces(stream)
         try:
-            async for output in outputs_of(stream):
+            output = await own.take()
+            while output.finish_reason is None:
                 await pieces.put(output)
+                output = await own.take()
         except ManagerError as error:
-            await pieces.put(_error_output(stream, error))
+            output = own.failed(error)
+        await pieces.put(output)
         await pieces.put(None)
 
     feeders = [asyncio.create_task(feed(stream)) for stream in streams]

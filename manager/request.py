@@ -59,6 +59,9 @@ class GenerateRequest:
         SamplingParams | Mapping[str, Any] | Sequence[SamplingParams | Mapping[str, Any]] | None
     ) = None
     stream: bool = False
+    accumulated: bool | None = None
+    """Whether each piece holds all of the output so far, and not what is new; None: as the deployment's
+    setting `accumulated_output` says."""
     return_logprob: bool | Sequence[bool] | None = None
     logprob_start_len: int | Sequence[int] | None = None
     """First prompt position with logprobs; -1: none of the prompt."""
@@ -93,6 +96,8 @@ class SingleRequest:
     sampling: SamplingParams
     """Parameters with n = 1."""
     stream: bool
+    accumulated: bool
+    """Each piece holds all of the output so far."""
     return_logprob: bool
     logprob_start_len: int
     top_logprobs_num: int
@@ -119,17 +124,20 @@ def fan_out(
     request: GenerateRequest,
     *,
     preferred: Mapping[str, object] | None = None,
+    accumulated: bool = False,
     random_bytes: Callable[[int], bytes] = secrets.token_bytes,
 ) -> list[SingleRequest]:
     """The single requests, prompt by prompt, samples of a prompt in a row.
 
     `preferred` are the operator's sampling parameters; a SamplingParams given by the caller is
-    complete and takes none of them. Raises ValidationError naming the field.
+    complete and takes none of them. `accumulated` is for a request that does not say. Raises
+    ValidationError naming the field.
     """
     is_batch, prompts = _prompts(request)
     count = len(prompts)
-    if type(request.stream) is not bool:
-        raise wrong_type("stream", request.stream, "boolean")
+    check_flag("stream", request.stream)
+    if request.accumulated is not None:
+        accumulated = check_flag("accumulated", request.accumulated)
     sampling = _sampling(request.sampling_params, count, preferred)
     total = sum(params.n for params in sampling)
     if total > BATCH_COUNT_MAX:
@@ -157,6 +165,7 @@ def fan_out(
             input_ids=None if isinstance(prompt, str) else prompt,
             sampling=sample_params,
             stream=request.stream,
+            accumulated=accumulated and request.stream,  # without a stream there is but one piece
             return_logprob=return_logprob[index],
             logprob_start_len=logprob_start_len[index],
             top_logprobs_num=top_logprobs_num[index],

@@ -177,7 +177,10 @@ class TokenizerManager:
         Leaving the iteration early aborts what is still running.
         """
         self._check_running()
-        streams = self._open(fan_out(request, preferred=self._settings.preferred_sampling))
+        settings = self._settings
+        streams = self._open(
+            fan_out(request, preferred=settings.preferred_sampling, accumulated=settings.accumulated_output)
+        )
         try:
             self._intake.check(streams)
             await self._intake.tokenize(streams)

@@ -173,6 +173,7 @@ async def _answer_all(
                 text=prompt,
                 sampling_params=sampling,
                 stream=True,
+                accumulated=False,
                 return_logprob=options.logprobs is not None,
                 return_text_in_logprobs=True,
                 top_logprobs_num=options.logprobs,

@@ -50,8 +50,12 @@ def test_log_probabilities_come_with_the_tokens_they_belong_to(ring_name: str) -
                 outputs_of(manager, stream=True, **asked),
                 outputs_of(manager, stream=True),
                 outputs_of(manager, return_logprob=True),
+                outputs_of(manager, stream=True, accumulated=True, **asked),
             )
-        (whole,), streamed, plain, (bare,) = answers
+        (whole,), streamed, plain, (bare,), accumulated = answers
+        last = accumulated[-1]
+        assert (last.text, last.output_ids, last.logprobs) == (whole.text, whole.output_ids, whole.logprobs)
+        assert all(last.text.startswith(piece.text) for piece in accumulated)
         assert all(piece.logprobs is None for piece in plain)
         assert all(piece.hidden_states is None for piece in (whole, *streamed))
         logprobs = whole.logprobs

@@ -134,6 +134,7 @@ def test_a_file_of_another_kind_is_told_which_kinds_are_read(tmp_path: Path) -> 
         ("eos_token_ids", [-1]),
         ("eos_token_ids", "12"),
         ("has_tokenizer", "no"),
+        ("accumulated_output", 1),
         ("allow_auto_truncate", 1),
     ],
 )
