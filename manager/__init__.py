@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 import shmring  # noqa: F401 - first: it says so where the compiled modules are missing
+from manager.attachments import decode_attachments
 from manager.config import Settings
 from manager.errors import (
     ConfigError,
@@ -70,5 +71,6 @@ __all__ = [
     "TokenizerManager",
     "UnavailableError",
     "ValidationError",
+    "decode_attachments",
     "decode_extras",
 ]

@@ -35,6 +35,7 @@ BOUNDS: Final[dict[str, tuple[float, float]]] = {
     "vocab_size": (1, 1 << 31),
     "reserved_tokens": (0, 1 << 20),
     "text_length_max": (1, 1 << 31),
+    "attachments_length_max": (0, 1 << 30),
     "requests_max": (1, 1 << 20),
     "tokenizer_threads": (1, 64),
     "ingress_capacity_bytes": (_CAPACITY_MIN, _CAPACITY_MAX),
@@ -69,6 +70,8 @@ class Settings:
     text_length_max: int | None = None
     """Characters of a prompt's text, looked at before it is tokenized. None: 64 for each token of the
     context; text has about 4, and encoding what can never fit would keep others waiting."""
+    attachments_length_max: int | None = None
+    """Bytes of what one request carries for the engine alone. None: a quarter of the ingress ring."""
     reserved_tokens: int = 0
     """Slots of every request that the engine keeps for itself; they count as prompt."""
     allow_auto_truncate: bool = False
@@ -106,7 +109,7 @@ class Settings:
     def __post_init__(self) -> None:
         for setting, (low, high) in BOUNDS.items():
             value = getattr(self, setting)
-            if value is None and setting in ("vocab_size", "text_length_max"):
+            if value is None and setting in ("vocab_size", "text_length_max", "attachments_length_max"):
                 continue
             _check_number(setting, value, low, high, is_float=isinstance(low, float))
         for setting in ("ingress_capacity_bytes", "egress_capacity_bytes", "register_capacity_bytes"):
@@ -118,10 +121,10 @@ class Settings:
         self._check_cores()
         if not self.has_tokenizer and self.vocab_size is None:
             raise ConfigError("vocab_size is needed where there is no tokenizer", setting="vocab_size")
-        needed = 4 * self.context_length + 4096
+        needed = 4 * self.context_length + 4096 + (self.attachments_length_max or 0)
         if self.ingress_capacity_bytes < needed:
             raise ConfigError(
-                "ingress ring cannot hold one prompt of the full context: "
+                "ingress ring cannot hold one prompt of the full context and its attachments: "
                 f"ingress_capacity_bytes={self.ingress_capacity_bytes}, min={needed}",
                 setting="ingress_capacity_bytes",
             )
@@ -165,6 +168,13 @@ class Settings:
                 f"allowed={sorted(allowed)}",
                 setting="cores",
             )
+
+    @property
+    def attachments_bytes_max(self) -> int:
+        """Bytes of one request's attachments, whether they were set or not."""
+        if self.attachments_length_max is None:
+            return self.ingress_capacity_bytes // 4
+        return self.attachments_length_max
 
     @property
     def capacity_bytes(self) -> int:

@@ -66,6 +66,7 @@ class Intake:
             allow_auto_truncate=settings.allow_auto_truncate,
             has_tokenizer=self._tokenizer is not None,
             hidden_states_enabled=settings.hidden_states_enabled,
+            attachments_length_max=settings.attachments_bytes_max,
             text_length_max=settings.text_length_max or 64 * settings.context_length,
         )
         self._pool = ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")
@@ -162,7 +163,13 @@ class Intake:
         stream.prompt_count = len(prompt_ids)
         single, tail = stream.request, prompt_ids[-PROMPT_TAIL_MAX:]
         stream.dispatch = Dispatch(
-            stream.request_id, single.rid, prompt_ids, tail, sampling, single.extras_asked
+            stream.request_id,
+            single.rid,
+            prompt_ids,
+            tail,
+            sampling,
+            single.extras_asked,
+            single.attachments,
         )
 
 

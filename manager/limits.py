@@ -38,6 +38,8 @@ class Limits:
     has_tokenizer: bool = True
     text_length_max: int | None = None
     """Characters of a text that is worth tokenizing; None: any number."""
+    attachments_length_max: int | None = None
+    """Bytes of a request's attachments, packed; None: any number."""
     hidden_states_enabled: bool = False
     """Whether the engine can give hidden states."""
 
@@ -63,6 +65,12 @@ class Limits:
                 "top_logprobs_num is above the size of the vocabulary: "
                 f"value={request.top_logprobs_num}, max={self.vocab_size}",
                 field="top_logprobs_num",
+            )
+        length_max = self.attachments_length_max
+        if length_max is not None and len(request.attachments) > length_max:
+            raise ValidationError(
+                f"attachments are too long: length={len(request.attachments)}, max={length_max}",
+                field="attachments",
             )
         if request.return_hidden_states and not self.hidden_states_enabled:
             raise ValidationError(

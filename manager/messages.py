@@ -136,6 +136,7 @@ REQUEST: Final = Schema(
         Column("options", OPTIONS_DTYPE),
         *_ragged("token_ids_logprob", np.int32, "token_id_logprob_counts"),
         *_bytes("extras"),
+        *_bytes("attachments"),  # see manager.attachments
         *_bytes("rids"),
     ],
 )

@@ -49,6 +49,8 @@ class Dispatch:
     """The last few of them, for the decoder."""
     sampling: NormalizedSampling
     asked: ExtrasAsked = NOTHING_ASKED
+    attachments: bytes = b""
+    """Packed; the engine's business alone."""
 
 
 class Outbox:
@@ -208,6 +210,7 @@ class Outbox:
             np.array(dispatch.asked.token_ids_logprob, np.int32),
             extra_lengths,
             extras,
+            *messages.pack_bytes([dispatch.attachments]),
             rid_lengths,
             rids,
         )

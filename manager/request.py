@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 import numpy as np
 
+from manager.attachments import pack_attachments
 from manager.errors import ValidationError
 from manager.extras import ExtrasAsked
 from manager.ids import check_rid, mint_rid
@@ -69,6 +70,8 @@ class GenerateRequest:
     token_ids_logprob: Sequence[int] | Sequence[Sequence[int] | None] | None = None
     return_text_in_logprobs: bool | Sequence[bool] | None = None
     return_hidden_states: bool | Sequence[bool] | None = None
+    attachments: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None
+    """What the engine alone understands, passed on as it is: one mapping for all prompts, or one each."""
 
     @property
     def is_batch(self) -> bool:
@@ -104,6 +107,8 @@ class SingleRequest:
     token_ids_logprob: tuple[int, ...] | None
     return_text_in_logprobs: bool
     return_hidden_states: bool
+    attachments: bytes
+    """Packed; b"" for none."""
 
     @property
     def extras_asked(self) -> ExtrasAsked:
@@ -145,8 +150,9 @@ def fan_out(
             f"request stands for too many: prompts={count}, samples={total}, max={BATCH_COUNT_MAX}", field="n"
         )
     token_ids_logprob = _token_ids_logprob(request.token_ids_logprob, count, is_batch=is_batch)
+    attachments = _each("attachments", request.attachments, count, pack_attachments, b"")
     if total > 1:
-        _check_broadcast(prompts, sampling, token_ids_logprob)
+        _check_broadcast(prompts, sampling, token_ids_logprob, attachments)
 
     rids, client_rids = _rids(request.rid, count, is_batch=is_batch, random_bytes=random_bytes)
     return_logprob = _flags("return_logprob", request.return_logprob, count)
@@ -172,6 +178,7 @@ def fan_out(
             token_ids_logprob=token_ids_logprob[index],
             return_text_in_logprobs=return_text[index],
             return_hidden_states=return_hidden_states[index],
+            attachments=attachments[index],
         )
         for index, (prompt, params) in enumerate(zip(prompts, sampling, strict=True))
         for sample, sample_params in enumerate(_samples(params))
@@ -309,6 +316,7 @@ def _check_broadcast(
     prompts: Sequence[str | NDArray[np.int32]],
     sampling: Sequence[SamplingParams],
     token_ids_logprob: Sequence[tuple[int, ...] | None],
+    attachments: Sequence[bytes],
 ) -> None:
     """Charge every value that more than one single request gets a copy of.
 
@@ -323,6 +331,7 @@ def _check_broadcast(
         ),
         "sampling_params": _shared_length(sampling, samples),
         "token_ids_logprob": _shared_length(token_ids_logprob, samples),
+        "attachments": _shared_length(attachments, samples),
     }
     copied = sum(charges.values())
     if copied > BROADCAST_BYTES_MAX:
@@ -334,7 +343,9 @@ def _check_broadcast(
         )
 
 
-def _shared_length(values: Sequence[SamplingParams | tuple[int, ...] | None], samples: Sequence[int]) -> int:
+def _shared_length(
+    values: Sequence[SamplingParams | tuple[int, ...] | bytes | None], samples: Sequence[int]
+) -> int:
     """Bytes of all copies of those values that are copied. A shared value is one object."""
     copies = Counter[int]()
     for value, count in zip(values, samples, strict=True):
@@ -344,8 +355,8 @@ def _shared_length(values: Sequence[SamplingParams | tuple[int, ...] | None], sa
     return sum(_copied_length(value) * copies[key] for key, value in distinct.items() if copies[key] > 1)
 
 
-def _copied_length(shared: str | NDArray[np.int32] | SamplingParams | tuple[int, ...]) -> int:
-    if isinstance(shared, str):
+def _copied_length(shared: str | bytes | NDArray[np.int32] | SamplingParams | tuple[int, ...]) -> int:
+    if isinstance(shared, (str, bytes)):
         return len(shared)
     if isinstance(shared, np.ndarray):
         return int(shared.nbytes)

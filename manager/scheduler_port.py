@@ -92,6 +92,8 @@ class Arrivals:
     """(sum of token_id_logprob_counts,) ids whose log probabilities are wanted at each place."""
     extras: list[bytes]
     """(n,) rare fields as msgpack, see `manager.sampling.decode_extras`; b"" for none."""
+    attachments: list[bytes]
+    """(n,) what the requests carry for the engine alone, see `manager.decode_attachments`; b"" for none."""
     rids: list[str]
     """(n,) the client's own names, for logs."""
     aborts: NDArray[np.uint64]
@@ -544,6 +546,7 @@ def _arrivals(frames: list[shmring.Frame], aborts: list[int], controls: list[Con
         return np.concatenate([frame[name] for frame in frames])
 
     extra_lengths = join("extras_lengths", np.uint32)
+    attachment_lengths = join("attachments_lengths", np.uint32)
     rid_lengths = join("rids_lengths", np.uint32)
     return Arrivals(
         request_ids=join("request_ids", np.uint64),
@@ -556,6 +559,7 @@ def _arrivals(frames: list[shmring.Frame], aborts: list[int], controls: list[Con
         token_id_logprob_counts=join("token_id_logprob_counts", np.uint32),
         token_ids_logprob=join("token_ids_logprob", np.int32),
         extras=messages.unpack_bytes(extra_lengths, join("extras", np.uint8)),
+        attachments=messages.unpack_bytes(attachment_lengths, join("attachments", np.uint8)),
         rids=[
             rid.decode("utf-8", "replace")
             for rid in messages.unpack_bytes(rid_lengths, join("rids", np.uint8))

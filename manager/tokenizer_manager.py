@@ -234,7 +234,8 @@ class TokenizerManager:
             self._outbox.deregister(stream.request_id)
             self._keep_flushing()
             text = f"request does not fit a ring: length={error.length}, max={error.length_max}"
-            self._end(stream, ValidationError(text, field="input_ids"))
+            field = "attachments" if stream.request.attachments else "input_ids"
+            self._end(stream, ValidationError(text, field=field))
 
     def health(self) -> dict[str, PartHealth]:
         """Each part at the last look, by its label; nothing is asked of anybody, so it costs nothing.

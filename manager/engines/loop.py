@@ -130,6 +130,10 @@ class EngineLoop:
             logprob_begin, logprob_end = logprob_end, logprob_end + logprob_count
             if request_id in aborted:
                 continue
+            if arrivals.attachments[row]:
+                # an answer that ignored an image would look like a broken model to the client
+                self._port.push_error(request_id, "the engine takes no attachments: field=attachments")
+                continue
             try:
                 extras = decode_extras(arrivals.extras[row]) if arrivals.extras[row] else {}
             except ManagerError as error:

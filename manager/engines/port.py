@@ -73,6 +73,11 @@ class Arrivals(Protocol):
         ...
 
     @property
+    def attachments(self) -> Sequence[bytes]:
+        """(n,) what the requests carry for an engine that knows it, b"" for nothing."""
+        ...
+
+    @property
     def aborts(self) -> NDArray[np.uint64]:
         """(m,) requests to drop.
 

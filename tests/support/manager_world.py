@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer
 
 import shmring
-from manager import GenerateRequest, SchedulerPort, Settings, TokenizerManager
+from manager import GenerateRequest, SchedulerPort, Settings, TokenizerManager, decode_attachments
 from manager.deployment import egress_name, register_name, reply_name
 from manager.detokenize import load_decoder
 from manager.finish import FinishReason, encode
@@ -85,6 +85,7 @@ class World:
         self._done = 0
         self.is_paused = False  # whether the workers do nothing
         self.requests: dict[str, int] = {}
+        self.attachments: dict[str, dict[str, Any]] = {}
         self.aborts: list[int] = []
 
     async def __aenter__(self) -> Self:
@@ -136,6 +137,9 @@ class World:
         """Take what has come to the scheduler."""
         arrivals = self.port.drain(1000)
         self.requests.update(zip(arrivals.rids, arrivals.request_ids.tolist(), strict=True))
+        self.attachments.update(
+            zip(arrivals.rids, map(decode_attachments, arrivals.attachments), strict=True)
+        )
         self.aborts += arrivals.aborts.tolist()
 
     async def settle(self) -> None:

@@ -17,6 +17,7 @@ from manager import (
     SchedulerPort,
     Settings,
     TokenizerManager,
+    decode_attachments,
     decode_extras,
 )
 from shmring import Column, Schema, Shape, WaitPolicy
@@ -120,7 +121,8 @@ def schedule(name: str) -> None:
                 codes = np.full(len(arrivals), FinishCode.LENGTH, np.uint8)
                 values = np.ones(len(arrivals), np.int64)
                 port.push_batch(arrivals.request_ids, counts, arrivals.prompt_ids, codes, values)
-                print(extras)
+                attached: list[dict[str, object]] = [decode_attachments(d) for d in arrivals.attachments]
+                print(extras, attached)
     except DeploymentEndedError as ended:
         print(ended.orderly)
 

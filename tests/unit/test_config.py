@@ -16,6 +16,7 @@ from manager.errors import ConfigError
 HELP: dict[str, dict[str, Any]] = {
     "context_length": {"ingress_capacity_bytes": 1 << 27},
     "ingress_capacity_bytes": {"context_length": 2},
+    "attachments_length_max": {"ingress_capacity_bytes": 1 << 31},
 }
 
 
@@ -48,7 +49,7 @@ def test_a_number_is_taken_at_its_bounds_and_refused_beyond_them(setting: str) -
 @pytest.mark.parametrize("value", [True, "1", None, [1], float("nan"), float("inf"), 1.5j])
 def test_what_is_no_number_is_refused(setting: str, value: object) -> None:
     """A mistake in a configuration file must be named at the start, not at the first request."""
-    if value is None and setting in ("vocab_size", "text_length_max"):
+    if value is None and setting in ("vocab_size", "text_length_max", "attachments_length_max"):
         assert getattr(Settings(name="x"), setting) is None
         return
     assert refused(**{setting: value}).setting == setting

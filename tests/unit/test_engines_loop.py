@@ -28,6 +28,7 @@ class Request:
     extras: bytes = b""
     sampling: dict[str, Any] = field(default_factory=dict)
     asked: ExtrasAsked = NOTHING_ASKED
+    attachments: bytes = b""
 
 
 @dataclass
@@ -48,6 +49,7 @@ class Columns:
     token_id_logprob_counts: np.ndarray
     token_ids_logprob: np.ndarray
     extras: list[bytes]
+    attachments: list[bytes]
     aborts: np.ndarray
     controls: list[Question]
 
@@ -102,6 +104,7 @@ class FakePort:
             token_id_logprob_counts=np.array([len(row.asked.token_ids_logprob) for row in rows], np.uint32),
             token_ids_logprob=np.array([i for row in rows for i in row.asked.token_ids_logprob], np.int32),
             extras=[row.extras for row in rows],
+            attachments=[row.attachments for row in rows],
             aborts=np.array(self.aborts, np.uint64),
             controls=self.controls,
         )
@@ -278,6 +281,14 @@ def test_an_echo_refuses_what_it_has_not(port: FakePort, asked: ExtrasAsked, tex
     assert port.errors.keys() == {1, 3}
     assert text in port.errors[1]
     assert set(port.extras) == {None}
+
+
+def test_attachments_are_refused_by_engines_that_know_none(port: FakePort):
+    """An answer as if there were no image looks like a model that cannot see."""
+    port.send(Request(1, [1], attachments=b"\x81\xa1a\x01"), Request(2, [2]))
+    run(loop_at(port))
+    assert port.answers == {2: [2]}
+    assert "attachments" in port.errors[1]
 
 
 def test_run_engine_parks_while_nothing_runs_and_stops_when_told(port: FakePort):
