@@ -18,7 +18,7 @@ from manager.deployment import Facts
 from manager.detokenize import PROMPT_TAIL_MAX, choose
 from manager.errors import ConfigError, ManagerError, UnavailableError, ValidationError
 from manager.lifecycle import Event
-from manager.limits import Limits, check_detokenize_ids
+from manager.limits import Limits, check_detokenize_ids, check_logprob_start
 from manager.outbox import Dispatch
 from manager.request import to_token_ids
 from manager.sampling import NormalizedSampling
@@ -160,8 +160,9 @@ class Intake:
             raise ValidationError("prompt has no tokens", field="text")
         self.limits.check_input_ids(prompt_ids)
         prompt_ids, sampling = self.limits.check_total_tokens(prompt_ids, stream.sampling)
-        stream.prompt_count = len(prompt_ids)
         single, tail = stream.request, prompt_ids[-PROMPT_TAIL_MAX:]
+        check_logprob_start(single.extras_asked.logprob_start_len, len(prompt_ids))
+        stream.prompt_count = len(prompt_ids)
         stream.dispatch = Dispatch(
             stream.request_id,
             single.rid,

@@ -3,7 +3,7 @@
 Pure arithmetic on a single request. `validate` runs when a request comes in, before anything
 is registered for it; `check_input_ids` again on what a tokenizer made of it, because
 an id beyond the vocabulary ends the scheduler and everyone's requests with it; and
-`check_total_tokens` last, on every way to the scheduler.
+`check_total_tokens` and `check_logprob_start` last, on every way to the scheduler.
 """
 
 from __future__ import annotations
@@ -143,6 +143,16 @@ class Limits:
                 field="min_new_tokens",
             )
         return input_ids, sampling.with_max_new_tokens(room)
+
+
+def check_logprob_start(start: int, prompt_count: int) -> None:
+    """Log probabilities of the prompt begin at one of its tokens, or nowhere (-1); cut tokens are none."""
+    if start >= prompt_count:
+        raise ValidationError(
+            "logprob_start_len is not below the number of prompt tokens: "
+            f"value={start}, prompt tokens={prompt_count}",
+            field="logprob_start_len",
+        )
 
 
 def check_detokenize_ids(ids: NDArray[np.integer]) -> None:

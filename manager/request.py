@@ -65,7 +65,7 @@ class GenerateRequest:
     setting `accumulated_output` says."""
     return_logprob: bool | Sequence[bool] | None = None
     logprob_start_len: int | Sequence[int] | None = None
-    """First prompt position with logprobs; -1: none of the prompt."""
+    """First prompt position with logprobs, below the number of its tokens; -1: none of the prompt."""
     top_logprobs_num: int | Sequence[int] | None = None
     token_ids_logprob: Sequence[int] | Sequence[Sequence[int] | None] | None = None
     return_text_in_logprobs: bool | Sequence[bool] | None = None
