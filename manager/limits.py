@@ -58,6 +58,11 @@ class Limits:
             self.check_input_ids(request.input_ids)
         elif not self.has_tokenizer:
             raise ValidationError("input_ids must be set: this server has no tokenizer", field="input_ids")
+        if request.extras_asked.logprob_texts and not self.has_tokenizer:
+            raise ValidationError(
+                "return_text_in_logprobs needs a tokenizer, and this server has none",
+                field="return_text_in_logprobs",
+            )
         if request.token_ids_logprob is not None:
             self._check_vocabulary("token_ids_logprob", np.asarray(request.token_ids_logprob, dtype=np.int64))
         if request.top_logprobs_num > self.vocab_size:

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 import shmring
-from manager import GenerateRequest, Settings, TokenizerManager
+from manager import DisconnectedError, GenerateRequest, Settings, TokenizerManager, ValidationError
 from manager.tokenizer import EMBEDDED_TOKENIZER
 
 if TYPE_CHECKING:
@@ -218,5 +218,45 @@ def test_ids_go_through_without_a_tokenizer(deployment_name: str) -> None:
             )
             assert found == list(range(7))
             assert reason.matched() == 7
+
+    run(work())
+
+
+def test_requests_without_a_tokenizer_end_in_every_way(deployment_name: str) -> None:
+    """By their limit, by an abort in the middle, by a reader that leaves; and what needs text is refused."""
+
+    async def work() -> None:
+        settings = Settings(name=deployment_name, workers=2, has_tokenizer=False, vocab_size=100)
+        async with TokenizerManager(settings, engine="echo") as manager:
+            assert await manager.wait_until_ready(60)
+            endless = {"input_ids": list(range(100)) * 80, "sampling_params": {"max_new_tokens": None}}
+            _, found, reason = await pieces_of(
+                manager, input_ids=[1, 2, 3], sampling_params={"max_new_tokens": 2}
+            )
+            assert (found, reason.to_mapping()) == ([1, 2], {"type": "length", "length": 2})
+            aborted = asyncio.create_task(pieces_of(manager, rid="aborted", **endless))
+            while not manager.abort("aborted"):
+                await asyncio.sleep(0)
+            with pytest.raises(DisconnectedError):
+                await aborted
+            async with contextlib.aclosing(
+                manager.generate(GenerateRequest(stream=True, **endless))
+            ) as outputs:
+                assert (await anext(outputs)).output_ids[:1] == [0]
+            assert await manager.probe()
+            for field, request in {
+                "stop": {"sampling_params": {"stop": ["."]}},
+                "stop_regex": {"sampling_params": {"stop_regex": ["a"]}},
+                "min_new_tokens": {"sampling_params": {"min_new_tokens": 1}},
+                "return_text_in_logprobs": {"return_logprob": True, "return_text_in_logprobs": True},
+            }.items():
+                with pytest.raises(ValidationError, match="needs a tokenizer") as caught:
+                    await pieces_of(manager, input_ids=[1], **request)
+                assert caught.value.field == field
+            with pytest.raises(ValidationError, match="no tokenizer") as caught:
+                await pieces_of(manager, text="a")
+            assert caught.value.field == "input_ids"
+            assert manager.in_flight_count == 0
+            assert_nothing_is_kept(manager)
 
     run(work())

@@ -234,3 +234,15 @@ def test_limits_that_cannot_work_are_refused_at_the_start(setting, value):
     with pytest.raises(ConfigError) as error:
         _limits(**{setting: value})
     assert error.value.setting == setting
+
+
+def test_texts_of_log_probabilities_need_a_tokenizer() -> None:
+    """Where there is none they would be missing, without a word why."""
+    asked = {"input_ids": [1], "return_logprob": True}
+    limits = Limits(vocab_size=10, context_length=10, has_tokenizer=False)
+    for request in (asked, asked | {"return_logprob": False, "return_text_in_logprobs": True}):
+        limits.validate(_single(**request))
+    text = _refused(
+        "return_text_in_logprobs", limits.validate, _single(**asked, return_text_in_logprobs=True)
+    )
+    assert "tokenizer" in text
