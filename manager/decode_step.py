@@ -11,7 +11,8 @@ in the same frame, are left out like those of requests that nobody knows.
 
 Ids are reported in the step in which they come, and text when it is complete and cannot become a
 stop any more. So the ids reported so far always make at least the text that was sent, and at the
-end both are complete.
+end both are complete. A stop string cuts the text alone: it may lie inside of tokens, and those behind
+it in the same step were generated, counted, and have their log probabilities.
 """
 
 from __future__ import annotations

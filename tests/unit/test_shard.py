@@ -936,3 +936,24 @@ def test_many_texts_asked_for_at_once_wait_for_the_reader(benches: Any) -> None:
         bench.shard.do_work(8)
     assert bench.shard.counters.decodes < count
     assert bench.work().texts == dict.fromkeys(range(1, count + 1), "a")
+
+
+@pytest.mark.parametrize("library", [False, True])
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("no_stop_trim", [False, True])
+def test_ids_of_the_step_in_which_a_stop_string_ends_are_all_reported(
+    benches: Any, library: bool, told: bool, no_stop_trim: bool
+) -> None:
+    """They were generated, they are counted, and each has its log probability; only text is cut."""
+    kind = DecoderKind.LIBRARY if library else None
+    bench = benches(decoder=load_decoder(TOKENIZER, kind=kind))
+    bench.register(1, stop=() if told else ("END",), no_stop_trim=no_stop_trim)
+    bench.push((1, "one ", None))
+    bench.push((1, "xENDyz", FinishReason.stop("END") if told else None))
+    bench.push((1, "later", None))
+    answers = bench.work()
+    assert answers.texts == {1: "one xEND" if no_stop_trim else "one x"}
+    assert answers.ids == {1: list(b"one xENDyz")}
+    assert answers.counts == {1: len("one xENDyz")}
+    assert answers.ends == {1: {"type": "stop", "matched": "END"}}
+    assert answers.aborts == ([] if told else [1])
