@@ -56,7 +56,7 @@ from shmring.ring import (
     sweep,
     unlink,
 )
-from shmring.segment import Mapping
+from shmring.segment import Mapping, check_timeout
 from shmring.statistics import EndStatistics, RingStatistics
 from shmring.waiter import Bell, WaitPolicy, wait_any
 
@@ -101,6 +101,7 @@ __all__ = [
     "ShmringError",
     "WaitPolicy",
     "attach",
+    "check_timeout",
     "create",
     "list_rings",
     "publish_blob",

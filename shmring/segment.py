@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
+import numbers
 import os
 import secrets
 import stat
@@ -67,14 +68,22 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def check_timeout(timeout_s: float | None) -> float | None:
-    """Return `timeout_s`, or raise: None waits for ever, 0 does not wait."""
+    """Return the seconds as a float, or None, which waits for ever as infinity does; 0 does not wait.
+
+    Any real number will do, numpy's as well. Raises TypeError, or ValueError for a negative one and NaN.
+    """
     if timeout_s is None:
         return None
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)):
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float, numbers.Real)):
         raise TypeError(f"timeout_s is a number of seconds or None: timeout_s={timeout_s!r}")
-    if math.isnan(timeout_s) or timeout_s < 0:
+    try:
+        # before anything is computed: with a float32 the clock would be one too, and tell no milliseconds
+        seconds = float(timeout_s)
+    except OverflowError:
+        seconds = math.inf if timeout_s > 0 else -math.inf
+    if math.isnan(seconds) or seconds < 0:
         raise ValueError(f"timeout_s is not negative: timeout_s={timeout_s!r}")
-    return None if math.isinf(timeout_s) else float(timeout_s)
+    return None if math.isinf(seconds) else seconds
 
 
 class Handle:

@@ -12,12 +12,16 @@ import stat
 import subprocess
 import sys
 import threading
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import posix_ipc
 import pytest
 
 import shmring
+import shmring.testing
 from shmring import ring as ring_module
 from shmring import segment
 from shmring._native import lib
@@ -177,6 +181,59 @@ def test_a_timeout_is_a_number(timeout, ring_name):
     """True would wait a second where `block=True` was meant."""
     with pytest.raises(TypeError, match="timeout_s is a number"):
         shmring.Producer.attach(ring_name, timeout_s=timeout)
+
+
+@pytest.mark.parametrize(
+    ("timeout", "seconds"),
+    [
+        (0, 0.0),
+        (np.float32(0.5), 0.5),
+        (np.int64(2), 2.0),
+        (np.uint8(0), 0.0),
+        (np.float16(0.25), 0.25),
+        (Fraction(1, 4), 0.25),
+        (math.inf, None),
+        (np.float32(math.inf), None),
+        (10**400, None),
+        (None, None),
+    ],
+)
+def test_any_real_number_is_a_timeout(timeout, seconds, ring_name):
+    """A timeout that was computed with numpy is as good; as a float32 the deadline is off by seconds."""
+    checked = shmring.check_timeout(timeout)
+    assert checked == seconds
+    assert type(checked) is (float if seconds is not None else type(None))
+    if seconds == 0.0:
+        with pytest.raises(shmring.SegmentNotFoundError):
+            shmring.Producer.attach(ring_name, timeout_s=timeout)
+
+
+@pytest.mark.parametrize("timeout", [np.bool_(True), np.array([1.0]), Decimal(1), np.datetime64(1, "s")])
+def test_what_is_like_a_number_is_no_timeout(timeout):
+    """Only what orders and adds as seconds do."""
+    with pytest.raises(TypeError, match="timeout_s is a number"):
+        shmring.check_timeout(timeout)
+
+
+@pytest.mark.parametrize("timeout", [-(10**400), np.float32(-1), np.int64(-1), np.float32(math.nan)])
+def test_a_negative_timeout_of_any_type_is_refused(timeout):
+    """As of the usual ones."""
+    with pytest.raises(ValueError, match="timeout_s is not negative"):
+        shmring.check_timeout(timeout)
+
+
+def test_every_wait_takes_a_number_of_numpy(ring_name):
+    """Consumers, producers and both at once."""
+    timeout = np.float32(0.001)
+    with shmring.create(ring_name, 4096) as ring, ring.producer() as producer, ring.consumer() as consumer:
+        assert consumer.pop(timeout) is None
+        assert consumer.drain_wait(1, timeout) == []
+        assert not consumer.wait_until_readable(timeout)
+        assert shmring.wait_any([consumer], timeout) == []
+        shmring.testing.fill(producer)
+        assert not producer.push(b"x" * 57, timeout)
+        assert producer.claim(57, timeout) is None
+        assert not producer.wait_until_writable(57, timeout)
 
 
 # Found, or not
