@@ -128,9 +128,16 @@ class Outbox:
             raise QueueFullError(f"register ring is full: shard={shard}")
 
     def ask(self, control_id: int, payload: bytes) -> None:
-        """Put a question to the scheduler. Raises QueueFullError."""
+        """Put a question to the scheduler. Raises QueueFullError, or ValidationError if it never fits."""
         lengths, data = messages.pack_bytes([payload])
         ids = np.array([control_id], np.uint64)
+        beside = messages.CONTROL.payload_length(ids, lengths, data[:0])
+        length_max = self._ingress.payload_length_max - beside
+        if len(payload) > length_max:
+            raise ValidationError(
+                f"payload does not fit the ingress ring: length={len(payload)}, max={length_max}",
+                field="payload",
+            )
         if not _push(messages.CONTROL, self._ingress, 1, ids, lengths, data):
             raise QueueFullError("ingress ring is full: the scheduler is behind")
 

@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
+import shmring
 from manager._egress import RunningCore
+from manager.arguments import as_bytes, integer, signed
 from manager.columns import column
 from manager.finish import FINISH_CODES, FinishCode
 
@@ -56,11 +58,16 @@ class Finished(NamedTuple):
 
 
 def _checked(end: Finished | tuple[int, int] | tuple[int, int, int]) -> Finished:
-    """Refuse a code that nobody knows here: further on it would cost the request."""
-    checked = end if isinstance(end, Finished) else Finished(*end)
-    if checked.code not in FINISH_CODES or checked.code == FinishCode.NONE:
-        raise ValueError(f"finish code is none of FinishCode: row={checked.row}, code={checked.code}")
-    return checked
+    """Refuse what cannot be here: further on it would cost the request. Numbers may be numpy's."""
+    row, code, value, details = end if isinstance(end, Finished) else Finished(*end)
+    if code not in FINISH_CODES or code == FinishCode.NONE:
+        raise ValueError(f"finish code is none of FinishCode: row={row}, code={code}")
+    return Finished(
+        integer("row", row),
+        integer("code", code),
+        signed("value", value),
+        as_bytes("details", details),
+    )
 
 
 class PushPart(Protocol):
@@ -145,6 +152,8 @@ class RunningBatch:
         with is part of its ids, as for `push_batch`. Waits while a worker's ring is full. Raises
         ValueError, with nothing sent; TimeoutError, DeploymentEndedError.
         """
+        if timeout_s is not None:
+            timeout_s = shmring.check_timeout(timeout_s)
         counts = None if token_counts is None else column("token_counts", token_counts, np.uint32)
         if not finished:
             left = self._step(token_ids, counts, [])
@@ -152,7 +161,7 @@ class RunningBatch:
                 self._push_left(left, token_ids, counts, [], timeout_s)
             return
         ends = [_checked(end) for end in finished]
-        gone = _rows_of(ends)
+        gone = _rows_of(ends, len(self))
         if any(end.details for end in ends):
             # rare, and the one column whose rows have no fixed size
             self._check_step(token_ids, counts, ends)
@@ -207,8 +216,10 @@ class RunningBatch:
             )
 
 
-def _rows_of(ends: list[Finished]) -> NDArray[np.uint32]:
+def _rows_of(ends: list[Finished], running: int) -> NDArray[np.uint32]:
     rows = sorted(end.row for end in ends)
+    if rows[-1] >= running:
+        raise ValueError(f"finished names no row and code: row={rows[-1]}, running={running}")
     if rows[0] < 0 or any(a == b for a, b in itertools.pairwise(rows)):
         raise ValueError(f"finished names a row twice, or none: rows={rows}")
     return np.array(rows, np.uint32)

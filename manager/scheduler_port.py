@@ -23,6 +23,7 @@ import numpy as np
 import shmring
 from manager import extras_frame, messages
 from manager._egress import Dealer
+from manager.arguments import as_bytes, request_number
 from manager.columns import column
 from manager.deployment import Manifest, egress_name, ingress_name, read_manifest, remove_leftovers
 from manager.errors import DeploymentEndedError
@@ -168,7 +169,8 @@ class SchedulerPort:
 
         Raises DeploymentEndedError if the manager has gone, at most a second after it went.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        seconds = shmring.check_timeout(timeout_s)
+        deadline = None if seconds is None else time.monotonic() + seconds
         while True:
             left = CHECK_INTERVAL_S if deadline is None else max(0.0, deadline - time.monotonic())
             if self._ingress.wait_until_readable(min(left, CHECK_INTERVAL_S)):
@@ -266,6 +268,8 @@ class SchedulerPort:
         refused (ValueError) if that would change a value. A stop token is part of token_ids: the
         worker trims it. Raises TimeoutError, DeploymentEndedError.
         """
+        if timeout_s is not None:
+            timeout_s = shmring.check_timeout(timeout_s)
         ids = column("request_ids", request_ids, np.uint64)
         counts = column("token_counts", token_counts, np.uint32)
         tokens = column("token_ids", token_ids, np.int32)
@@ -279,6 +283,8 @@ class SchedulerPort:
             if left is None:
                 return
         else:
+            if finish_details is not None:
+                finish_details = [as_bytes("finish_details", item) for item in finish_details]
             _check_lengths(ids, counts, tokens, codes, values, finish_details)
             left = list(range(self.shards))
         ahead = {} if packed is None else self._deal_extras(packed)
@@ -409,20 +415,19 @@ class SchedulerPort:
         """
         if not isinstance(message, str):
             raise TypeError(f"message is a text: type={type(message).__name__}")
-        shard = shard_of(request_id, self.shards)
+        number, timeout_s = request_number("request_id", request_id), shmring.check_timeout(timeout_s)
+        shard = shard_of(number, self.shards)
         length_max = self._egress[shard].payload_length_max - _ERROR_OVERHEAD
         lengths, text = messages.pack_bytes([message.encode("utf-8", "replace")[:length_max]])
-        columns = (np.array([request_id], np.uint64), lengths, text)
+        columns = (np.array([number], np.uint64), lengths, text)
         self._push_frame(shard, messages.ERROR, 1, columns, 0, timeout_s)
 
     def push_result(self, control_id: int, payload: bytes, *, timeout_s: float | None = None) -> None:
         """Answer a control request; `payload` is bytes."""
-        if not isinstance(payload, (bytes, bytearray, memoryview)):
-            raise TypeError(f"payload is bytes: type={type(payload).__name__}")
-        payload = bytes(payload)
-        lengths, data = messages.pack_bytes([payload])
-        columns = (np.array([control_id], np.uint64), lengths, data)
-        self._push_frame(shard_of(control_id, self.shards), messages.RESULT, 1, columns, 0, timeout_s)
+        lengths, data = messages.pack_bytes([as_bytes("payload", payload)])
+        number, timeout_s = request_number("control_id", control_id), shmring.check_timeout(timeout_s)
+        columns = (np.array([number], np.uint64), lengths, data)
+        self._push_frame(shard_of(number, self.shards), messages.RESULT, 1, columns, 0, timeout_s)
 
     def _push_frame(
         self,
@@ -496,7 +501,8 @@ def _take_ingress(name: str, policy: WaitPolicy) -> Consumer:
 
 def _await_manifest(name: str, timeout_s: float | None) -> Manifest:
     """Wait also through a dead deployment's leftover: its successor will replace it."""
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    seconds = shmring.check_timeout(timeout_s)
+    deadline = None if seconds is None else time.monotonic() + seconds
     while True:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         try:

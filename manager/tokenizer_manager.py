@@ -19,6 +19,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 import shmring
+from manager.arguments import as_bytes
 from manager.deployment import Deployment, egress_name, ingress_name, register_name, reply_name
 from manager.errors import (
     ConfigError,
@@ -146,7 +147,8 @@ class TokenizerManager:
         Raises ConfigError if a part that we started cannot start, UnavailableError if the manager
         is closed meanwhile.
         """
-        deadline = None if timeout_s is None else self._loop.time() + timeout_s
+        seconds = shmring.check_timeout(timeout_s)
+        deadline = None if seconds is None else self._loop.time() + seconds
         self._check_running()
         while self.missing_parts():
             self._look_at_parts()
@@ -249,8 +251,9 @@ class TokenizerManager:
             health[label] = dataclasses.replace(health[label], is_healthy=False)
         return health
 
-    async def probe(self, timeout_s: float = 20.0) -> bool:
+    async def probe(self, timeout_s: float | None = 20.0) -> bool:
         """Generate one token, through all parts. False: no answer in time, or an error."""
+        seconds = shmring.check_timeout(timeout_s)
         request = GenerateRequest(
             input_ids=[0],
             rid=mint_health_rid(),
@@ -263,22 +266,23 @@ class TokenizerManager:
                     pass
 
         try:
-            await asyncio.wait_for(generate(), timeout_s)
+            await asyncio.wait_for(generate(), seconds)
         except (ManagerError, TimeoutError, asyncio.TimeoutError):
             return False
         return True
 
-    async def ask_scheduler(self, payload: bytes, timeout_s: float = 5.0) -> bytes:
+    async def ask_scheduler(self, payload: bytes, timeout_s: float | None = 5.0) -> bytes:
         """Put a question to the scheduler and wait for its answer; both are the scheduler's own language.
 
         An embedded engine answers everything with its state as JSON. Raises UnavailableError if
-        there is no scheduler, or no answer in time.
+        there is no scheduler, or no answer in time; ValidationError if the question never fits a ring.
         """
+        data, seconds = as_bytes("payload", payload), shmring.check_timeout(timeout_s)
         self._check_running()
         self._check_ready(SCHEDULER)
         control_id = self._request_ids.take()
         (answer,) = await self._controls.ask(
-            control_id, SCHEDULER, lambda: self._outbox.ask(control_id, payload), timeout_s
+            control_id, SCHEDULER, lambda: self._outbox.ask(control_id, data), seconds
         )
         return answer
 
@@ -306,6 +310,7 @@ class TokenizerManager:
         more of them than a register ring takes, and where there is no tokenizer; UnavailableError if
         the worker is not there, or does not answer in time.
         """
+        seconds = shmring.check_timeout(timeout_s)
         self._check_running()
         ids = self._intake.checked_ids(token_ids)
         skip = check_flag("skip_special_tokens", skip_special_tokens)
@@ -322,7 +327,7 @@ class TokenizerManager:
                 spaces_between_special_tokens=spaces,
             )
 
-        return "".join(await self._decodes.ask(request_id, worker_label(shard), send, timeout_s))
+        return "".join(await self._decodes.ask(request_id, worker_label(shard), send, seconds))
 
     def _check_ready(self, label: str) -> None:
         if not self._parts.is_ready(label):

@@ -183,7 +183,7 @@ def test_closing_ends_what_was_asked(ring_name: str) -> None:
             world.is_paused = True
             asked = [
                 asyncio.create_task(world.manager.detokenize([97], timeout_s=None)),
-                asyncio.create_task(world.manager.ask_scheduler(b"?", timeout_s=None)),  # type: ignore[arg-type]
+                asyncio.create_task(world.manager.ask_scheduler(b"?", timeout_s=None)),
             ]
             await asyncio.sleep(0.01)
             await world.manager.close()
@@ -231,6 +231,54 @@ def test_an_answer_that_cannot_be_read_is_an_error_of_whoever_asked(ring_name: s
             await world.settle()
             assert world.aborts == []
             assert world.is_empty()
+
+    run(work())
+
+
+def test_a_question_that_no_ring_holds_is_refused_by_name(ring_name: str) -> None:
+    """To the byte; an error of the ring would not say which ring, nor whose fault it is."""
+
+    async def work() -> None:
+        async with World(ring_name, ingress_capacity_bytes=8192, context_length=1000) as world:
+
+            async def ask(payload: Any, timeout_s: Any = 0.01) -> None:
+                await world.manager.ask_scheduler(payload, timeout_s)
+
+            with pytest.raises(ValidationError, match="payload does not fit the ingress ring") as caught:
+                await ask(bytes(10_000))
+            assert caught.value.field == "payload"
+            longest = int(str(caught.value).rsplit("=", 1)[1])
+            with pytest.raises(UnavailableError, match="did not answer"):
+                await ask(bytes(longest))
+            world.drain()
+            with pytest.raises(ValidationError, match=f"length={longest + 1}, max={longest}"):
+                await ask(bytes(longest + 1))
+            with pytest.raises(TypeError, match="payload is bytes: type=str"):
+                await ask("text")
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("timeout", "kind"), [(float("nan"), ValueError), (-1, ValueError), (True, TypeError), ("1", TypeError)]
+)
+def test_what_is_no_timeout_is_refused_at_every_call(ring_name: str, timeout: Any, kind: type) -> None:
+    """In the event loop's own tables NaN would upset everybody's timers."""
+
+    async def work() -> None:
+        async with World(ring_name) as world:
+            manager = world.manager
+            for waiting in (
+                manager.ask_scheduler(b"?", timeout),
+                manager.detokenize([97], timeout_s=timeout),
+                manager.probe(timeout),
+                manager.wait_until_ready(timeout),
+            ):
+                with pytest.raises(kind, match="timeout_s"):
+                    await waiting
+            assert await manager.detokenize([97], timeout_s=np.float32(3)) == "a"  # type: ignore[arg-type]
+            assert await manager.detokenize([97], timeout_s=float("inf")) == "a"
+            assert await manager.wait_until_ready(np.int64(1))  # type: ignore[arg-type]
 
     run(work())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from types import SimpleNamespace
 
@@ -294,3 +295,35 @@ def test_an_end_with_a_code_that_nobody_knows_leaves_the_batch_as_it_was(ring_na
         assert running.request_ids.tolist() == [1]
     finally:
         site.close()
+
+
+@pytest.mark.parametrize(
+    ("end", "kind", "told"),
+    [
+        (Finished(0, FinishCode.STOP_TOKEN, 2**63), ValueError, f"value={2**63}"),
+        (Finished(0, FinishCode.LENGTH, -(2**70)), ValueError, f"value={-(2**70)}"),
+        (Finished(2**40, FinishCode.STOP), ValueError, f"row={2**40}, running=2"),
+        (Finished(2, FinishCode.STOP), ValueError, "row=2, running=2"),
+        (Finished(0, FinishCode.LENGTH, 1.5), TypeError, "value=1.5"),
+        (Finished(0, FinishCode.LENGTH, None), TypeError, "value=None"),
+        (Finished("0", FinishCode.STOP), TypeError, "row='0'"),
+        (Finished(0, FinishCode.DETAILS, 0, "x"), TypeError, "details is bytes: type=str"),
+    ],
+)
+def test_an_end_that_cannot_be_is_told_by_its_field_and_nothing_is_sent(site, end, kind, told):
+    """An overflow somewhere in the midst of a step does not say which of its hundreds of numbers is meant."""
+    batch = site.port.running_batch()
+    batch.extend([2, 4])
+    with pytest.raises(kind, match=re.escape(told)):
+        batch.step([5, 6], [end])
+    assert batch.request_ids.tolist() == [2, 4]
+    assert site.read(0) == []
+
+
+def test_numbers_of_numpy_are_numbers_of_an_end(site):
+    """Rows come out of np.flatnonzero, and tokens out of a column."""
+    batch = site.port.running_batch()
+    batch.extend([2, 4])
+    batch.step([5, 6], [Finished(np.int64(1), np.uint8(FinishCode.STOP_TOKEN), np.int32(6))])
+    assert site.read(0) == [(2, [5], 0, 0, b""), (4, [6], int(FinishCode.STOP_TOKEN), 6, b"")]
+    assert batch.request_ids.tolist() == [2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 from collections import defaultdict
@@ -525,3 +526,46 @@ def test_an_answer_of_the_wrong_type_is_told_by_name(site: Site) -> None:
         site.port.push_error(1, b"no")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="payload is bytes: type=str"):
         site.port.push_result(1, "no")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="finish_details is bytes: type=str"):
+        site.port.push_batch([1], [1], [5], [255], [0], ["no"])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("number", [-1, 2**64, np.int64(-1), 1.5, "1", None])
+def test_an_id_that_is_none_is_told_by_name_and_ends_nobody(site: Site, number: Any) -> None:
+    """Cast to 64 bits it would be the id of somebody else's request."""
+    kind = ValueError if isinstance(number, (int, np.integer)) else TypeError
+    with pytest.raises(kind, match=f"request_id.*{number}"):
+        site.port.push_error(number, "no")
+    with pytest.raises(kind, match=f"control_id.*{number}"):
+        site.port.push_result(number, b"no")
+    assert not any(worker.is_readable() for worker in site.workers)
+
+
+def test_ids_of_numpy_are_ids(site: Site) -> None:
+    """An engine takes them out of its columns."""
+    site.port.push_error(np.uint64(2**64 - 2), "no")
+    (record,) = site.workers[0].drain(10)
+    assert messages.ERROR.read(record)["request_ids"].tolist() == [2**64 - 2]
+    site.workers[0].release()
+
+
+def test_timeouts_are_real_numbers_everywhere(site: Site) -> None:
+    """NaN would wait for ever, and a float32 for seconds more or less."""
+    port = site.port
+    calls = [
+        port.wait,
+        lambda timeout: port.push_error(1, "no", timeout_s=timeout),
+        lambda timeout: port.push_result(1, b"no", timeout_s=timeout),
+        lambda timeout: port.push_batch([1], [1], [5], timeout_s=timeout),
+        lambda timeout: port.running_batch().step([], timeout_s=timeout),
+        lambda timeout: SchedulerPort.attach(f"{site.name}-none", timeout),
+    ]
+    for call in calls:
+        for wrong, kind in ((math.nan, ValueError), (-1, ValueError), (True, TypeError), ("1", TypeError)):
+            with pytest.raises(kind, match="timeout_s"):
+                call(wrong)
+    for right in (np.float32(0.001), np.int64(0)):
+        assert not port.wait(right)
+        port.push_error(1, "no", timeout_s=right)
+        with pytest.raises(shmring.SegmentNotFoundError):
+            SchedulerPort.attach(f"{site.name}-none", right)
