@@ -7,16 +7,20 @@ cost linear in the frame.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from shmring import ColumnData, Schema
 
-    Columns = tuple[ColumnData, ...]
+Columns: TypeAlias = "tuple[ColumnData, ...]"
+#: Frames of one schema, in order: rows and columns of each.
+Frames: TypeAlias = "Sequence[tuple[int, Columns]]"
 
 
 def select_rows(schema: Schema, columns: Columns, rows: NDArray[np.bool_]) -> Columns:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from manager._egress import Dealer
+    from manager.extras import BatchExtras
+    from manager.frame_cut import Frames
 
 
 class RowOrder(enum.Enum):
@@ -70,8 +72,8 @@ def _checked(end: Finished | tuple[int, int] | tuple[int, int, int]) -> Finished
     )
 
 
-class PushPart(Protocol):
-    """Write one shard's rows, waiting for room."""
+class PushRows(Protocol):
+    """Write one shard's rows and the frames that go ahead of them, waiting for room."""
 
     def __call__(
         self,
@@ -83,6 +85,7 @@ class PushPart(Protocol):
         values: NDArray[np.int64] | None,
         details: Sequence[bytes] | None,
         timeout_s: float | None,
+        ahead: Frames,
     ) -> None:
         """As SchedulerPort does it for `push_batch`."""
         ...
@@ -95,10 +98,18 @@ def _token_column(token_ids: npt.ArrayLike) -> NDArray[np.int32]:
 class RunningBatch:
     """Make it with `SchedulerPort.running_batch`. `len()` is the number of rows."""
 
-    def __init__(self, dealer: Dealer, shards: int, order: RowOrder, push_part: PushPart) -> None:
+    def __init__(
+        self,
+        dealer: Dealer,
+        shards: int,
+        order: RowOrder,
+        push_rows: PushRows,
+        deal_extras: Callable[[NDArray[np.uint64], BatchExtras], dict[int, Frames]],
+    ) -> None:
         self.order = order
         self._shards = shards
-        self._push_part = push_part
+        self._push_rows = push_rows
+        self._deal_extras = deal_extras
         self._core = RunningCore(dealer, order is RowOrder.CLOSE_UP, _token_column)
         self._step = self._core.step
         #: add(request_id) -> int: the request takes the next row, which is returned. ValueError: it runs.
@@ -142,6 +153,7 @@ class RunningBatch:
         finished: Sequence[Finished] = (),
         *,
         token_counts: npt.ArrayLike | None = None,
+        extras: BatchExtras | None = None,
         timeout_s: float | None = None,
     ) -> None:
         """Hand over one decode step: the new token ids, and who has finished; those leave the batch.
@@ -149,28 +161,32 @@ class RunningBatch:
         token_ids: (n,) one id a row, or (sum of token_counts,) with token_counts (n,), 0 allowed, for
         steps of several. An int32 or int64 array and a list are taken as they are; anything else
         that numpy makes an array of, a tensor on the CPU for one, is converted. What a request ended
-        with is part of its ids, as for `push_batch`. Waits while a worker's ring is full. Raises
-        ValueError, with nothing sent; TimeoutError, DeploymentEndedError.
+        with is part of its ids, as for `push_batch`. extras: log probabilities and hidden states, an
+        entry a row in each family, None or empty for a request without; a step that has any is written
+        shard by shard, as by `push_batch`. Waits while a worker's ring is full. Raises ValueError, with
+        nothing sent; TimeoutError, DeploymentEndedError.
         """
         if timeout_s is not None:
             timeout_s = shmring.check_timeout(timeout_s)
         counts = None if token_counts is None else column("token_counts", token_counts, np.uint32)
-        if not finished:
+        ahead = {} if extras is None else self._deal_extras(self.request_ids, extras)
+        if not finished and not ahead:
             left = self._step(token_ids, counts, [])
             if left is not None:
-                self._push_left(left, token_ids, counts, [], timeout_s)
+                self._push_left(left, token_ids, counts, [], timeout_s, ahead)
             return
         ends = [_checked(end) for end in finished]
-        gone = _rows_of(ends, len(self))
-        if any(end.details for end in ends):
-            # rare, and the one column whose rows have no fixed size
+        gone = _rows_of(ends, len(self)) if ends else None
+        if ahead or any(end.details for end in ends):
+            # rare, and what has no fixed size
             self._check_step(token_ids, counts, ends)
             left = [shard for shard in range(self._shards) if len(self._core.rows_of(shard))]
         else:
             left = self._step(token_ids, counts, ends)
         if left is not None:
-            self._push_left(left, token_ids, counts, ends, timeout_s)
-        self._core.remove_rows(gone)
+            self._push_left(left, token_ids, counts, ends, timeout_s, ahead)
+        if gone is not None:
+            self._core.remove_rows(gone)
 
     def _check_step(
         self, token_ids: npt.ArrayLike, counts: NDArray[np.uint32] | None, ends: list[Finished]
@@ -190,6 +206,7 @@ class RunningBatch:
         counts: NDArray[np.uint32] | None,
         ends: list[Finished],
         timeout_s: float | None,
+        ahead: dict[int, Frames],
     ) -> None:
         """Give these shards their rows the slow way: it waits, halves what is too long, and raises."""
         tokens = _token_column(token_ids)
@@ -204,7 +221,7 @@ class RunningBatch:
             rows = self._core.rows_of(shard).astype(np.intp)
             parts = [tokens[stops[row] - each[row] : stops[row]] for row in rows.tolist()]
             mine = [details[row] for row in rows.tolist()]
-            self._push_part(
+            self._push_rows(
                 shard,
                 ids[rows],
                 each[rows],
@@ -213,6 +230,7 @@ class RunningBatch:
                 values[rows] if codes[rows].any() else None,
                 mine if any(mine) else None,
                 timeout_s,
+                ahead.get(shard, ()),
             )
 
 

@@ -44,10 +44,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from manager.extras import BatchExtras
+    from manager.frame_cut import Frames
     from shmring import ColumnData, Schema
-
-    #: EXTRAS frames of one shard: rows and columns of each.
-    _Frames = list[tuple[int, tuple[ColumnData, ...]]]
 
 #: Seconds between two looks at the manager's life while nothing else happens.
 CHECK_INTERVAL_S: Final = 0.25
@@ -277,8 +275,8 @@ class SchedulerPort:
         values = None if finish_values is None else column("finish_values", finish_values, np.int64)
         if codes is not None:
             _check_codes(codes)
-        packed = None if extras is None else extras_frame.encode(ids, extras)
-        if finish_details is None and packed is None:
+        ahead = {} if extras is None else self._deal_extras(ids, extras)
+        if finish_details is None and not ahead:
             left = self._dealer.deal(ids, counts, tokens, codes, values)
             if left is None:
                 return
@@ -287,14 +285,16 @@ class SchedulerPort:
                 finish_details = [as_bytes("finish_details", item) for item in finish_details]
             _check_lengths(ids, counts, tokens, codes, values, finish_details)
             left = list(range(self.shards))
-        ahead = {} if packed is None else self._deal_extras(packed)
         self._push_left(left, ids, counts, tokens, codes, values, finish_details, timeout_s, ahead)
 
-    def _deal_extras(self, columns: tuple[ColumnData, ...]) -> dict[int, _Frames]:
-        """Cut them into what each shard's ring can take, before anything is sent."""
+    def _deal_extras(self, ids: NDArray[np.uint64], extras: BatchExtras) -> dict[int, Frames]:
+        """By shard, cut into what its ring can take, before anything is sent. Raises ValueError."""
+        columns = extras_frame.encode(ids, extras)
+        if columns is None:
+            return {}
         schema = messages.EXTRAS
         shards = shards_of(np.asarray(columns[0]), self.shards)
-        dealt: dict[int, _Frames] = {}
+        dealt: dict[int, Frames] = {}
         for shard in np.unique(shards).tolist():
             mine = shards == shard
             part = select_rows(schema, columns, mine)
@@ -317,7 +317,7 @@ class SchedulerPort:
         values: NDArray[np.int64] | None,
         details: Sequence[bytes] | None,
         timeout_s: float | None,
-        ahead: dict[int, _Frames],
+        ahead: dict[int, Frames],
     ) -> None:
         """Give these shards their rows one after the other: those that have to be waited for, or cut."""
         if codes is None:
@@ -330,11 +330,7 @@ class SchedulerPort:
                 continue
             my_tokens = tokens[shards_of_tokens == shard]
             my_details = None if details is None else [details[row] for row in np.flatnonzero(mine).tolist()]
-            if shard in ahead:
-                batch_length = _BATCH_OVERHEAD + _BATCH_ROW_LENGTH * int(mine.sum())
-                batch_length += my_tokens.nbytes + sum(map(len, my_details or ()))
-                self._push_extras(shard, ahead[shard], batch_length, timeout_s)
-            self._push_part(
+            self._push_rows(
                 shard,
                 ids[mine],
                 counts[mine],
@@ -343,9 +339,29 @@ class SchedulerPort:
                 None if values is None else values[mine],
                 my_details,
                 timeout_s,
+                ahead.get(shard, ()),
             )
 
-    def _push_extras(self, shard: int, frames: _Frames, batch_length: int, timeout_s: float | None) -> None:
+    def _push_rows(
+        self,
+        shard: int,
+        ids: NDArray[np.uint64],
+        counts: NDArray[np.uint32],
+        tokens: NDArray[np.int32],
+        codes: NDArray[np.uint8],
+        values: NDArray[np.int64] | None,
+        details: Sequence[bytes] | None,
+        timeout_s: float | None,
+        ahead: Frames,
+    ) -> None:
+        """Write one shard's rows, and before them the extras that belong to them."""
+        if ahead:
+            batch_length = _BATCH_OVERHEAD + _BATCH_ROW_LENGTH * len(ids)
+            batch_length += tokens.nbytes + sum(map(len, details or ()))
+            self._push_extras(shard, ahead, batch_length, timeout_s)
+        self._push_part(shard, ids, counts, tokens, codes, values, details, timeout_s)
+
+    def _push_extras(self, shard: int, frames: Frames, batch_length: int, timeout_s: float | None) -> None:
         """Write what goes ahead of a batch, seen by the worker together with it if the ring can hold both.
 
         Waits for room for both first: a step that finds none in time has left nothing behind.
@@ -365,7 +381,7 @@ class SchedulerPort:
 
         `order`: what the engine does with its own rows when a request leaves.
         """
-        return RunningBatch(self._dealer, self.shards, order, self._push_part)
+        return RunningBatch(self._dealer, self.shards, order, self._push_rows, self._deal_extras)
 
     def _push_part(
         self,

@@ -16,10 +16,12 @@ import numpy as np
 import pytest
 from output_path import OutputPath
 
-from manager import BatchExtras, FinishCode, LogprobColumn
+from manager import BatchExtras, FinishCode, Finished, LogprobColumn, RowOrder
 from manager.extras import FIELDS, PendingExtras
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from manager.extras import Extras
 
 FLAT = ("output", "input")
@@ -155,9 +157,55 @@ class Reader(OutputPath):
             self.last_hidden[request_id] = [state.tolist() for state in hidden]
 
 
+def _push_batches(seed: float, path: OutputPath, requests: dict[int, list[Chunk]]) -> None:
+    """Push every request's chunks in order, steps of any composition, waiting while a ring is full."""
+    choice = random.Random(seed)
+    left = {request_id: list(chunks) for request_id, chunks in requests.items()}
+    while left:
+        rows = choice.sample(list(left), choice.randint(1, len(left)))
+        step = [left[request_id].pop(0) for request_id in rows]
+        ended = [not left[request_id] for request_id in rows]
+        path.port.push_batch(
+            rows,
+            [len(chunk.tokens) for chunk in step],
+            [token for chunk in step for token in chunk.tokens],
+            [FinishCode.LENGTH if is_last else FinishCode.NONE for is_last in ended],
+            [0] * len(rows),
+            extras=extras_of(choice, step),
+            timeout_s=60,
+        )
+        for request_id, is_last in zip(rows, ended, strict=True):
+            if is_last:
+                del left[request_id]
+
+
+def _step_a_running_batch(seed: float, path: OutputPath, requests: dict[int, list[Chunk]]) -> None:
+    """The same with a batch that is kept: requests come at any step and leave with their last chunk."""
+    choice = random.Random(seed)
+    left = {request_id: list(chunks) for request_id, chunks in requests.items()}
+    coming = choice.sample(list(left), len(left))
+    running = path.port.running_batch(choice.choice(list(RowOrder)))
+    while coming or len(running):
+        arrivals = [coming.pop() for _ in range(choice.randint(0 if len(running) else 1, len(coming)))]
+        running.extend(arrivals)
+        rows = running.request_ids.tolist()
+        step = [left[request_id].pop(0) for request_id in rows]
+        ended = [row for row, request_id in enumerate(rows) if not left[request_id]]
+        running.step(
+            [token for chunk in step for token in chunk.tokens],
+            [Finished(row, FinishCode.LENGTH) for row in choice.sample(ended, len(ended))],
+            token_counts=[len(chunk.tokens) for chunk in step],
+            extras=extras_of(choice, step),
+            timeout_s=60,
+        )
+
+
+@pytest.mark.parametrize("engine", [_push_batches, _step_a_running_batch])
 @pytest.mark.parametrize("shards", range(1, 9))
 @pytest.mark.parametrize("seed", range(6))
-def test_what_arrives_is_what_was_pushed(ring_name: str, seed: int, shards: int) -> None:
+def test_what_arrives_is_what_was_pushed(
+    ring_name: str, seed: int, shards: int, engine: Callable[..., None]
+) -> None:
     """A log probability beside another token than its own misleads whoever ranks by it."""
     choice = random.Random(1000 * shards + seed)
     path = Reader(ring_name, choice, shards=shards, ring_bytes=choice.choice([1 << 12, 1 << 13, 1 << 16]))
@@ -166,11 +214,11 @@ def test_what_arrives_is_what_was_pushed(ring_name: str, seed: int, shards: int)
         texts = {request_id for request_id in requests if choice.random() < 0.5}
         for request_id in requests:
             path.register(request_id, texts=request_id in texts)
-        engine = threading.Thread(target=_run_engine, args=(choice.random(), path, requests), daemon=True)
-        engine.start()
+        thread = threading.Thread(target=engine, args=(choice.random(), path, requests), daemon=True)
+        thread.start()
         while any(len(path.chunks[request_id]) < len(chunks) for request_id, chunks in requests.items()):
             path.work()
-        engine.join(20)
+        thread.join(20)
         assert path.failed == {}
         assert path.aborts == []
         for request_id, chunks in requests.items():
@@ -195,25 +243,3 @@ def test_what_arrives_is_what_was_pushed(ring_name: str, seed: int, shards: int)
             assert path.last_hidden.get(request_id) == (newest[-1] if newest else None)
     finally:
         path.close()
-
-
-def _run_engine(seed: float, path: OutputPath, requests: dict[int, list[Chunk]]) -> None:
-    """Push every request's chunks in order, steps of any composition, waiting while a ring is full."""
-    choice = random.Random(seed)
-    left = {request_id: list(chunks) for request_id, chunks in requests.items()}
-    while left:
-        rows = choice.sample(list(left), choice.randint(1, len(left)))
-        step = [left[request_id].pop(0) for request_id in rows]
-        ended = [not left[request_id] for request_id in rows]
-        path.port.push_batch(
-            rows,
-            [len(chunk.tokens) for chunk in step],
-            [token for chunk in step for token in chunk.tokens],
-            [FinishCode.LENGTH if is_last else FinishCode.NONE for is_last in ended],
-            [0] * len(rows),
-            extras=extras_of(choice, step),
-            timeout_s=60,
-        )
-        for request_id, is_last in zip(rows, ended, strict=True):
-            if is_last:
-                del left[request_id]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import threading
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 import shmring
-from manager import FinishCode, messages
+from manager import BatchExtras, FinishCode, LogprobColumn, messages
 from manager.config import Settings
 from manager.deployment import Deployment, Facts, egress_name
 from manager.running_batch import Finished, RowOrder
@@ -327,3 +328,41 @@ def test_numbers_of_numpy_are_numbers_of_an_end(site):
     batch.step([5, 6], [Finished(np.int64(1), np.uint8(FinishCode.STOP_TOKEN), np.int32(6))])
     assert site.read(0) == [(2, [5], 0, 0, b""), (4, [6], int(FinishCode.STOP_TOKEN), 6, b"")]
     assert batch.request_ids.tolist() == [2]
+
+
+def test_wrong_extras_are_named_and_nothing_is_sent(site, batch):
+    extras = BatchExtras(output=LogprobColumn([[-0.5]], [[7]]))  # of one request, where three run
+    with pytest.raises(ValueError, match="output"):
+        batch.step([1, 2, 3], [Finished(0, FinishCode.LENGTH)], extras=extras)
+    assert sent(site) == []
+    assert len(batch) == 3
+
+
+def test_extras_with_ids_that_do_not_fit_send_nothing(site, batch):
+    extras = BatchExtras(output=LogprobColumn([[-0.5], None, None], [[7], None, None]))
+    with pytest.raises(ValueError, match="token_ids"):
+        batch.step([1, 2], extras=extras)
+    assert [worker.drain(9) for worker in site.workers] == [[], []]
+
+
+def test_extras_go_ahead_of_the_rows_they_belong_to(site, batch):
+    extras = BatchExtras(output=LogprobColumn([[-0.5], None, [-1.5]], [[1], None, [3]]))
+    batch.step([1, 2, 3], [Finished(2, FinishCode.LENGTH)], extras=extras)
+    found = {}
+    for worker in site.workers:
+        records = worker.drain(9)
+        for ahead, behind in itertools.pairwise(records):
+            if ahead.type == messages.EgressType.EXTRAS:
+                assert behind.type == messages.EgressType.BATCH
+                frame, rows = messages.EXTRAS.read(ahead), messages.BATCH.read(behind)["request_ids"].tolist()
+                assert set(frame["request_ids"].tolist()) <= set(rows)
+                found |= dict(
+                    zip(frame["request_ids"].tolist(), frame["out_lp_values"].tolist(), strict=True)
+                )
+    assert found == {10: -0.5, 12: -1.5}
+    assert batch.request_ids.tolist() == [10, 11]
+
+
+def test_extras_of_nobody_cost_nothing(site, batch):
+    batch.step([1, 2, 3], extras=BatchExtras(output=LogprobColumn([None] * 3, [None] * 3)))
+    assert [row[1] for row in sent(site)] == [[1], [2], [3]]
