@@ -26,13 +26,13 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 sys.path[:0] = [str(HERE), str(ROOT)]
 
-from engine import measure_engine, measure_paced  # noqa: E402
-from measure import Task, measure  # noqa: E402
-from peers import WAYS  # noqa: E402
-from waits import idle_cpu_s, wake_up_us  # noqa: E402
-from ways import Nothing, Ours, OursLatency, OursSmaller, OursThrifty, Way  # noqa: E402
+from engine import measure_engine, measure_paced
+from measure import Task, measure
+from peers import WAYS
+from waits import idle_cpu_s, wake_up_us
+from ways import Nothing, Ours, OursLatency, OursSmaller, OursThrifty, Way
 
-from shmring import WaitPolicy  # noqa: E402
+from shmring import WaitPolicy
 
 SIZES = (64, 1024, 16384, 262144, 1048576)
 ROWS = (1, 32, 256, 2048, 16384)

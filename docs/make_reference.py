@@ -4,7 +4,7 @@
     python docs/make_reference.py --check    write nothing; 1 if a page is out of date
 
 A table stands between `<!-- made: NAME -->` and `<!-- end -->`; the rest of a page is written by hand.
-"""  # noqa: INP001
+"""
 
 from __future__ import annotations
 

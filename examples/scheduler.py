@@ -27,7 +27,7 @@ class Running:
 
 def next_tokens(batch: list[Running]) -> list[int]:
     """One decode step, a new token of each running request; here it is one of the prompt's own."""
-    return [random.choice(request.prompt) for request in batch]  # noqa: S311
+    return [random.choice(request.prompt) for request in batch]  # noqa: S311 -- a toy, no secret
 
 
 def serve(port: SchedulerPort) -> None:

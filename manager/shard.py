@@ -157,7 +157,7 @@ class DetokShard:
         except (shmring.CorruptFrameError, shmring.ColumnError, ManagerError, msgspec.MsgspecError) as error:
             self.counters.rejected_frames += 1
             named = messages.recover_request_ids(record)
-            log.error("registration was rejected: requests=%d, why=%s", len(named), error)  # noqa: TRY400
+            log.error("registration was rejected: requests=%d, why=%s", len(named), error)  # noqa: TRY400 -- no fault of ours
             status, text = _STATUS_INTERNAL, f"internal error: malformed registration: {error}"
             if isinstance(error, UnavailableError):
                 status, text = UnavailableError.status, str(error)

@@ -262,7 +262,7 @@ class _Sizes:
     def __init__(self) -> None:
         self._groups: dict[int, _Size] = {}
 
-    def of(self, items: Any, around: _Repeats = _Repeats()) -> _Size:  # noqa: ANN401
+    def of(self, items: Any, around: _Repeats = _Repeats()) -> _Size:
         """The size of a sequence."""
         least = most = bound = 0
         for op, argument in items:
@@ -272,7 +272,7 @@ class _Sizes:
             bound += size.bound
         return _Size(least, min(most, UNBOUNDED), min(bound, UNBOUNDED))
 
-    def _of_item(self, op: Any, argument: Any, around: _Repeats) -> _Size:  # noqa: ANN401
+    def _of_item(self, op: Any, argument: Any, around: _Repeats) -> _Size:
         if op is sre_constants.LITERAL:
             return _Size(1, 1, len(chr(argument).encode()))
         if op is sre_constants.IN:
@@ -309,7 +309,7 @@ class _Sizes:
             return _Size(size.least, size.most, UNBOUNDED)
         raise _RefusedError(f"it uses what is not taken here: {str(op).lower()}")
 
-    def _of_repeat(self, argument: Any, around: _Repeats) -> _Size:  # noqa: ANN401
+    def _of_repeat(self, argument: Any, around: _Repeats) -> _Size:
         low, high, items = argument
         endless = high is sre_constants.MAXREPEAT
         if endless and around.endless:
@@ -334,7 +334,7 @@ class _Sizes:
         return _Size(low * size.least, min(high * size.most, UNBOUNDED), min(high * size.bound, UNBOUNDED))
 
 
-def _class_bound(items: Any) -> int:  # noqa: ANN401 -- a node of Python's parser
+def _class_bound(items: Any) -> int:
     """The longest character that a class spells out, in bytes. Categories count as one."""
     bound = 1
     for op, argument in items:
@@ -424,7 +424,7 @@ class _Characters:
 _EVERYTHING: Final = _Characters(negated=True)
 
 
-def _range_is_in(low: int, high: int, category: Any) -> bool:  # noqa: ANN401 -- a constant of Python's parser
+def _range_is_in(low: int, high: int, category: Any) -> bool:
     """True only if all of a range is in a category."""
     if high - low >= _RANGE_LENGTH_MAX:
         return False
@@ -433,7 +433,7 @@ def _range_is_in(low: int, high: int, category: Any) -> bool:  # noqa: ANN401 --
     return all(is_category(chr(code)) is positive for code in range(low, high + 1))
 
 
-def _characters(op: Any, argument: Any, ignore_case: bool) -> _Characters:  # noqa: ANN401
+def _characters(op: Any, argument: Any, ignore_case: bool) -> _Characters:
     """The characters that an item can take; more than it can, where that is hard to say."""
     if op is sre_constants.LITERAL:
         return _EVERYTHING if ignore_case and _has_case(argument) else _Characters(((argument, argument),))
@@ -493,7 +493,7 @@ class _Ambiguity:
         # Without it, optional groups within each other would double the work at every level.
         self._bodies: dict[tuple[int, bool], _Rest] = {}
 
-    def prepend(self, items: Any, rest: _Rest, ignore_case: bool) -> _Rest:  # noqa: ANN401
+    def prepend(self, items: Any, rest: _Rest, ignore_case: bool) -> _Rest:
         """`rest` with a sequence in front of it."""
         for op, argument in reversed(list(items)):
             if op is sre_constants.AT:
@@ -535,7 +535,7 @@ class _Ambiguity:
             ways=ways,
         )
 
-    def _repeat(self, argument: Any, rest: _Rest, ignore_case: bool) -> _Rest:  # noqa: ANN401
+    def _repeat(self, argument: Any, rest: _Rest, ignore_case: bool) -> _Rest:
         low, high, items = argument
         endless = high is sre_constants.MAXREPEAT
         body = self._body(items, ignore_case)
@@ -563,7 +563,7 @@ class _Ambiguity:
             ways=ways,
         )
 
-    def _body(self, items: Any, ignore_case: bool) -> _Rest:  # noqa: ANN401
+    def _body(self, items: Any, ignore_case: bool) -> _Rest:
         """What is repeated, on its own."""
         # The parsed pattern lives as long as this object, so the id stays the node's own.
         key = id(items), ignore_case

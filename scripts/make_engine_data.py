@@ -7,7 +7,7 @@ Writes `botchan.txt.xz` and `tokenizer.json` into `manager/engines/data/` (or `-
 byte the same every time with the versions that NOTICE.md names: the tokenizer is trained on the
 text and on help texts and sources of the standard library, so it depends on the Python release.
 `--check` writes nothing and says whether the files that are there are the ones it would write.
-"""  # noqa: INP001
+"""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Attachment:
     def __init__(self, core: Any, mapping: Mapping, role: Role, open_core: Callable[[Mapping], None]) -> None:
         try:
             if mapping.kind != Kind.RING:
-                raise LayoutMismatchError(  # noqa: TRY301
+                raise LayoutMismatchError(  # noqa: TRY301 -- undone below
                     f"segment is no ring: name={mapping.handle.name}, kind={mapping.kind.name.lower()}",
                     expected=Kind.RING,
                     found=mapping.kind,

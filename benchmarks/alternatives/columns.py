@@ -13,9 +13,9 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
-from ways import STEP, make_step  # noqa: E402
+from ways import STEP, make_step
 
-import shmring  # noqa: E402
+import shmring
 
 ROWS = 256
 PLACES = [(56, ROWS), (2104, ROWS), (3128, ROWS), (4152, ROWS), (4408, ROWS)]

@@ -101,7 +101,7 @@ class Records:
     """The records of a run: what record n holds and where it lies."""
 
     def __init__(self, seed: int, capacity: int) -> None:
-        dice = random.Random(seed)  # noqa: S311 - replayable is what it must be
+        dice = random.Random(seed)  # noqa: S311 -- a seed that replays - replayable is what it must be
         small, large = _HEAD.size + 200, capacity - 8
         self._lengths = [
             dice.randint(large // 3, large) if dice.random() < 0.02 else dice.randint(_HEAD.size, small)
@@ -186,7 +186,7 @@ def run(
     Forks: call it in a process with one thread.
     """
     report = Report(seed)
-    dice = random.Random(seed)  # noqa: S311
+    dice = random.Random(seed)  # noqa: S311 -- a seed that replays
     capacity = dice.choice([4096, 8192, 65536])
     start = dice.choice([0, 2**32 - 8 * dice.randrange(1000), 2**64 - 8 * dice.randrange(1, 100_000)])
     began = time.monotonic()
@@ -200,7 +200,7 @@ def run(
                     progress(f"{report.kills} kills, {match.board[Word.DELIVERED]} records delivered")
             match.finish()
             if match.board[Word.COMPLAINT]:
-                raise Broken("an end failed")  # noqa: TRY301
+                raise Broken("an end failed")  # noqa: TRY301 -- told below
         except Broken as broken:
             report.failures.append(f"{broken}; {match.story()}")
         finally:
@@ -401,7 +401,7 @@ class _Life:
         self._start = start
         self._records = records
         self._board = board
-        self._dice = random.Random(seed)  # noqa: S311
+        self._dice = random.Random(seed)  # noqa: S311 -- a seed that replays
         self._takeover = takeover
 
     def live(self, role: str) -> NoReturn:

@@ -211,7 +211,7 @@ class _Case:
         self._images = images
         self._seed = seed
         self._words = board.words
-        self._dice = random.Random()  # noqa: S311 - replayable is what it must be
+        self._dice = random.Random()  # noqa: S311 -- a seed that replays - replayable is what it must be
         self._fd = -1
         self._memory: mmap.mmap | None = None
         self._may_resize = True
@@ -243,7 +243,7 @@ class _Case:
         os.ftruncate(self._fd, size)
         pid = os.fork()
         if pid == 0:
-            dice = random.Random(seed)  # noqa: S311
+            dice = random.Random(seed)  # noqa: S311 -- a seed that replays
             memory = mmap.mmap(self._fd, size)
             parent = os.getppid()
             while os.getppid() == parent:
