@@ -24,6 +24,7 @@ import numpy as np
 import shmring
 from manager._egress import RunningCore
 from manager.arguments import as_bytes, integer, signed
+from manager.batch_frame import batch_columns
 from manager.columns import column
 from manager.finish import FINISH_CODES, FinishCode
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from manager._egress import Dealer
     from manager.extras import BatchExtras
-    from manager.frame_cut import Frames
+    from manager.frame_cut import Columns, Frames
 
 
 class RowOrder(enum.Enum):
@@ -72,22 +73,13 @@ def _checked(end: Finished | tuple[int, int] | tuple[int, int, int]) -> Finished
     )
 
 
-class PushRows(Protocol):
-    """Write one shard's rows and the frames that go ahead of them, waiting for room."""
+class PushLeft(Protocol):
+    """Write the rows of these shards and the frames that go ahead of them, waiting for room."""
 
     def __call__(
-        self,
-        shard: int,
-        ids: NDArray[np.uint64],
-        counts: NDArray[np.uint32],
-        tokens: NDArray[np.int32],
-        codes: NDArray[np.uint8],
-        values: NDArray[np.int64] | None,
-        details: Sequence[bytes] | None,
-        timeout_s: float | None,
-        ahead: Frames,
+        self, left: list[int], columns: Columns, timeout_s: float | None, ahead: dict[int, Frames], /
     ) -> None:
-        """As SchedulerPort does it for `push_batch`."""
+        """As SchedulerPort does it for `push_batch`; `columns` are those of a batch of all rows."""
         ...
 
 
@@ -103,12 +95,12 @@ class RunningBatch:
         dealer: Dealer,
         shards: int,
         order: RowOrder,
-        push_rows: PushRows,
+        push_left: PushLeft,
         deal_extras: Callable[[NDArray[np.uint64], BatchExtras], dict[int, Frames]],
     ) -> None:
         self.order = order
         self._shards = shards
-        self._push_rows = push_rows
+        self._push_left = push_left
         self._deal_extras = deal_extras
         self._core = RunningCore(dealer, order is RowOrder.CLOSE_UP, _token_column)
         self._step = self._core.step
@@ -173,18 +165,18 @@ class RunningBatch:
         if not finished and not ahead:
             left = self._step(token_ids, counts, [])
             if left is not None:
-                self._push_left(left, token_ids, counts, [], timeout_s, ahead)
+                self._push_left(left, self._columns(token_ids, counts, []), timeout_s, ahead)
             return
         ends = [_checked(end) for end in finished]
         gone = _rows_of(ends, len(self)) if ends else None
         if ahead or any(end.details for end in ends):
             # rare, and what has no fixed size
             self._check_step(token_ids, counts, ends)
-            left = [shard for shard in range(self._shards) if len(self._core.rows_of(shard))]
+            left = list(range(self._shards))
         else:
             left = self._step(token_ids, counts, ends)
         if left is not None:
-            self._push_left(left, token_ids, counts, ends, timeout_s, ahead)
+            self._push_left(left, self._columns(token_ids, counts, ends), timeout_s, ahead)
         if gone is not None:
             self._core.remove_rows(gone)
 
@@ -199,39 +191,23 @@ class RunningBatch:
             if not 0 <= end.row < running or not 1 <= end.code <= 255:
                 raise ValueError(f"finished names no row and code: row={end.row}, running={running}")
 
-    def _push_left(
-        self,
-        shards: list[int],
-        token_ids: npt.ArrayLike,
-        counts: NDArray[np.uint32] | None,
-        ends: list[Finished],
-        timeout_s: float | None,
-        ahead: dict[int, Frames],
-    ) -> None:
-        """Give these shards their rows the slow way: it waits, halves what is too long, and raises."""
-        tokens = _token_column(token_ids)
-        each = np.ones(len(self), np.uint32) if counts is None else counts
-        stops = np.cumsum(each, dtype=np.int64)
+    def _columns(
+        self, token_ids: npt.ArrayLike, counts: NDArray[np.uint32] | None, ends: list[Finished]
+    ) -> Columns:
+        """The step as `push_batch` would be given it."""
         ids = self.request_ids
         codes, values = np.zeros(len(ids), np.uint8), np.zeros(len(ids), np.int64)
         details = [b""] * len(ids)
         for end in ends:
             codes[end.row], values[end.row], details[end.row] = end.code, end.value, end.details
-        for shard in shards:
-            rows = self._core.rows_of(shard).astype(np.intp)
-            parts = [tokens[stops[row] - each[row] : stops[row]] for row in rows.tolist()]
-            mine = [details[row] for row in rows.tolist()]
-            self._push_rows(
-                shard,
-                ids[rows],
-                each[rows],
-                np.concatenate(parts),
-                codes[rows],
-                values[rows] if codes[rows].any() else None,
-                mine if any(mine) else None,
-                timeout_s,
-                ahead.get(shard, ()),
-            )
+        return batch_columns(
+            ids,
+            np.ones(len(ids), np.uint32) if counts is None else counts,
+            _token_column(token_ids),
+            codes if ends else None,
+            values if ends else None,
+            details if any(details) else None,
+        )
 
 
 def _rows_of(ends: list[Finished], running: int) -> NDArray[np.uint32]:

@@ -24,6 +24,7 @@ import shmring
 from manager import extras_frame, messages
 from manager._egress import Dealer
 from manager.arguments import as_bytes, request_number
+from manager.batch_frame import batch_columns, batch_parts
 from manager.columns import column
 from manager.deployment import Manifest, egress_name, ingress_name, read_manifest, remove_leftovers
 from manager.errors import DeploymentEndedError
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from manager.extras import BatchExtras
-    from manager.frame_cut import Frames
+    from manager.frame_cut import Columns, Frames
     from shmring import ColumnData, Schema
 
 #: Seconds between two looks at the manager's life while nothing else happens.
@@ -54,9 +55,6 @@ _RECORDS_AT_ONCE: Final = 256
 _ERROR_OVERHEAD: Final = 64
 #: Bytes of a record beside its payload, padding included.
 _RECORD_OVERHEAD: Final = 16
-#: Bytes of a BATCH frame without rows, and of a row without tokens, details included; not less than it has.
-_BATCH_OVERHEAD: Final = 256
-_BATCH_ROW_LENGTH: Final = 32
 
 
 @dataclass(frozen=True)
@@ -285,7 +283,8 @@ class SchedulerPort:
                 finish_details = [as_bytes("finish_details", item) for item in finish_details]
             _check_lengths(ids, counts, tokens, codes, values, finish_details)
             left = list(range(self.shards))
-        self._push_left(left, ids, counts, tokens, codes, values, finish_details, timeout_s, ahead)
+        columns = batch_columns(ids, counts, tokens, codes, values, finish_details)
+        self._push_left(left, columns, timeout_s, ahead)
 
     def _deal_extras(self, ids: NDArray[np.uint64], extras: BatchExtras) -> dict[int, Frames]:
         """By shard, cut into what its ring can take, before anything is sent. Raises ValueError."""
@@ -308,58 +307,20 @@ class SchedulerPort:
         return dealt
 
     def _push_left(
-        self,
-        left: list[int],
-        ids: NDArray[np.uint64],
-        counts: NDArray[np.uint32],
-        tokens: NDArray[np.int32],
-        codes: NDArray[np.uint8] | None,
-        values: NDArray[np.int64] | None,
-        details: Sequence[bytes] | None,
-        timeout_s: float | None,
-        ahead: dict[int, Frames],
+        self, left: list[int], columns: Columns, timeout_s: float | None, ahead: dict[int, Frames]
     ) -> None:
-        """Give these shards their rows one after the other: those that have to be waited for, or cut."""
-        if codes is None:
-            codes = np.zeros(len(ids), np.uint8)
-        shards = shards_of(ids, self.shards)
-        shards_of_tokens = np.repeat(shards, counts)
+        """Give these shards their rows of a batch one after the other: waited for, and cut where too long."""
+        shards = shards_of(np.asarray(columns[0]), self.shards)
         for shard in left:
             mine = shards == shard
             if not mine.any():
                 continue
-            my_tokens = tokens[shards_of_tokens == shard]
-            my_details = None if details is None else [details[row] for row in np.flatnonzero(mine).tolist()]
-            self._push_rows(
-                shard,
-                ids[mine],
-                counts[mine],
-                my_tokens,
-                codes[mine],
-                None if values is None else values[mine],
-                my_details,
-                timeout_s,
-                ahead.get(shard, ()),
-            )
-
-    def _push_rows(
-        self,
-        shard: int,
-        ids: NDArray[np.uint64],
-        counts: NDArray[np.uint32],
-        tokens: NDArray[np.int32],
-        codes: NDArray[np.uint8],
-        values: NDArray[np.int64] | None,
-        details: Sequence[bytes] | None,
-        timeout_s: float | None,
-        ahead: Frames,
-    ) -> None:
-        """Write one shard's rows, and before them the extras that belong to them."""
-        if ahead:
-            batch_length = _BATCH_OVERHEAD + _BATCH_ROW_LENGTH * len(ids)
-            batch_length += tokens.nbytes + sum(map(len, details or ()))
-            self._push_extras(shard, ahead, batch_length, timeout_s)
-        self._push_part(shard, ids, counts, tokens, codes, values, details, timeout_s)
+            part = select_rows(messages.BATCH, columns, mine)
+            if shard in ahead:
+                length = messages.BATCH.payload_length(*part) + _RECORD_OVERHEAD
+                self._push_extras(shard, ahead[shard], length, timeout_s)
+            for rows, fitting in batch_parts(part, self._egress[shard].payload_length_max):
+                self._push_frame(shard, messages.BATCH, rows, fitting, self._batch_flags, timeout_s)
 
     def _push_extras(self, shard: int, frames: Frames, batch_length: int, timeout_s: float | None) -> None:
         """Write what goes ahead of a batch, seen by the worker together with it if the ring can hold both.
@@ -381,48 +342,7 @@ class SchedulerPort:
 
         `order`: what the engine does with its own rows when a request leaves.
         """
-        return RunningBatch(self._dealer, self.shards, order, self._push_rows, self._deal_extras)
-
-    def _push_part(
-        self,
-        shard: int,
-        ids: NDArray[np.uint64],
-        counts: NDArray[np.uint32],
-        tokens: NDArray[np.int32],
-        codes: NDArray[np.uint8],
-        values: NDArray[np.int64] | None,
-        details: Sequence[bytes] | None,
-        timeout_s: float | None,
-    ) -> None:
-        """Write one shard's rows; what is larger than the ring goes in halves, a row's tokens too."""
-        detail_lengths, detail_bytes = (None, None) if details is None else messages.pack_bytes(details)
-        columns = (ids, counts, tokens, codes, values, detail_lengths, detail_bytes)
-        length = messages.BATCH.payload_length(*columns)
-        if length > self._egress[shard].payload_length_max and len(ids) > 1:
-            half = len(ids) // 2
-            cut = int(counts[:half].sum(dtype=np.int64))
-            for rows, token_range in (
-                (slice(None, half), slice(None, cut)),
-                (slice(half, None), slice(cut, None)),
-            ):
-                self._push_part(
-                    shard,
-                    ids[rows],
-                    counts[rows],
-                    tokens[token_range],
-                    codes[rows],
-                    None if values is None else values[rows],
-                    None if details is None else details[rows],
-                    timeout_s,
-                )
-            return
-        if length > self._egress[shard].payload_length_max and len(tokens) > 1:
-            half = len(tokens) // 2
-            first, rest = np.array([half], np.uint32), np.array([len(tokens) - half], np.uint32)
-            self._push_part(shard, ids, first, tokens[:half], np.zeros(1, np.uint8), None, None, timeout_s)
-            self._push_part(shard, ids, rest, tokens[half:], codes, values, details, timeout_s)
-            return
-        self._push_frame(shard, messages.BATCH, len(ids), columns, self._batch_flags, timeout_s)
+        return RunningBatch(self._dealer, self.shards, order, self._push_left, self._deal_extras)
 
     def push_error(self, request_id: int, message: str, *, timeout_s: float | None = None) -> None:
         """End one request with an error that its client sees (class 400): a bad field of its own.

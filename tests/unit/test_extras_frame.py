@@ -330,7 +330,7 @@ def test_a_step_that_finds_no_room_leaves_nothing_of_its_extras_behind(paths: An
     """Pushed again it would bring each log probability twice."""
     path = paths(ring_bytes=1 << 12)
     path.register(1)
-    count = 200
+    count = 230  # one such step fits the ring, two do not
     extras = BatchExtras(output=LogprobColumn([[-1.0] * count], [[65] * count]))
     path.push([1], [[65]], extras)
     with pytest.raises(TimeoutError):

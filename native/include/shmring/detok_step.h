@@ -72,7 +72,8 @@ struct detok_batch {
  *   absent), finish_details_lengths u32 and finish_details u8 (ragged, or both absent)
  *
  * 0, or -EINVAL: it is no such frame. The counts are added up by detok_step_look. */
-int detok_batch_read(struct detok_batch *batch, const uint8_t *payload, uint64_t length, uint64_t fingerprint);
+int detok_batch_read(struct detok_batch *batch, const uint8_t *payload, uint64_t length,
+                     uint64_t fingerprint);
 
 /* Of each row what the second call takes from the first. */
 struct detok_row {
