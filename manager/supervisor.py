@@ -73,8 +73,7 @@ class Part:
         return None if self.process is None else self.process.poll()
 
     def start(self) -> None:
-        """Start the process; signals to the group are the manager's to handle."""
-        self.starts.append(time.monotonic())
+        """Start the process; signals to the group are the manager's to handle. Raises OSError."""
         # Blocked in the child from its first moment on. It ends with us, however we end, and removes
         # what a killed manager leaves; a signal to the whole group must not end it before.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _MANAGERS_SIGNALS)
@@ -84,6 +83,7 @@ class Part:
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self.starts.append(time.monotonic())
 
 
 class Supervisor:
@@ -93,6 +93,7 @@ class Supervisor:
         self._restarts_max = restarts_max
         self._parts: dict[str, Part] = {}
         self._given_up: set[str] = set()
+        self._unstartable: set[str] = set()  # said once, and tried again and again
 
     def start_all(self, commands: Mapping[str, Sequence[str]], deployment_id: int) -> None:
         """Start the parts of one deployment, by label: they serve this one, and none of its name after it."""
@@ -118,7 +119,11 @@ class Supervisor:
         return label in self._given_up
 
     def restart_dead(self) -> list[str]:
-        """Start again what has died; returns the labels of those started."""
+        """Start again what has died; returns the labels of those started.
+
+        Where the machine has no process or file descriptor left it is no fault of the part: that does
+        not count, and the next call tries again.
+        """
         restarted = []
         for label, part in self._parts.items():
             if part.exit_code is None or label in self._given_up:
@@ -130,8 +135,16 @@ class Supervisor:
                 log.error("%s died too often and is not started again: exit_code=%s", label, part.exit_code)
                 self._given_up.add(label)
                 continue
-            log.warning("%s died and is started again: exit_code=%s", label, part.exit_code)
-            part.start()
+            code = part.exit_code
+            try:
+                part.start()
+            except OSError as error:
+                if label not in self._unstartable:
+                    log.error("%s died and cannot be started, it is tried again: why=%s", label, error)  # noqa: TRY400
+                self._unstartable.add(label)
+                continue
+            self._unstartable.discard(label)
+            log.warning("%s died and is started again: exit_code=%s", label, code)
             restarted.append(label)
         return restarted
 

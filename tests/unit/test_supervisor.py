@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -106,6 +107,29 @@ def test_deaths_of_long_ago_do_not_count(
     monkeypatch.undo()
     assert process is not None
     process.wait()
+
+
+def test_a_part_that_cannot_be_started_for_now_is_tried_again(
+    supervise: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server that has no descriptor left for a moment must not lose its watch, nor the part for good."""
+    supervisor = supervise(1)
+    supervisor.start("a", ["pass"])
+    wait_until(lambda: supervisor.exit_code("a") is not None)
+    popen = module.subprocess.Popen
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(module.subprocess, "Popen", refuse)
+    for _ in range(5):
+        assert supervisor.restart_dead() == []
+    assert not supervisor.is_given_up("a")
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
+        "a died and cannot be started, it is tried again: why=[Errno 24] Too many open files"
+    ]
+    monkeypatch.setattr(module.subprocess, "Popen", popen)
+    assert supervisor.restart_dead() == ["a"]
 
 
 def test_parts_that_end_by_themselves_are_only_waited_for(supervise: Callable[..., Supervisor]) -> None:
