@@ -143,8 +143,9 @@ class _RegexTail:
     """The last of a text, as far back as a regex can reach, and a search in it."""
 
     def __init__(self, regexes: Sequence[str]) -> None:
-        self._compiled = [(regex, re.compile(regex)) for regex in regexes]
+        # first: to compile one that is refused may raise anything
         reach = max(admit(regex) for regex in regexes)
+        self._compiled = [(regex, re.compile(regex)) for regex in regexes]
         # one character more, so that ^ and \b see whether anything stands before
         self._length = min(reach, REGEX_REACH_MAX) + 1
         self._tail = ""

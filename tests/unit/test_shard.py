@@ -567,7 +567,7 @@ def test_records_that_name_nobody_are_skipped(bench: Bench, caplog: pytest.LogCa
     assert len(caplog.records) == 9
 
 
-@pytest.mark.parametrize("damage", ["type", "schema", "stops", "empty"])
+@pytest.mark.parametrize("damage", ["type", "schema", "stops", "regexes", "empty"])
 def test_a_damaged_registration_does_not_end_the_shard(bench: Bench, damage: str) -> None:
     """A worker that dies of a record meets it again after its restart, and dies again."""
     bench.register(1)
@@ -585,13 +585,13 @@ def test_a_damaged_registration_does_not_end_the_shard(bench: Bench, damage: str
             np.zeros(1, messages.OUTPUT_DTYPE),
             np.zeros(1, np.uint32),
             np.empty(0, np.int32),
-            *messages.pack_bytes([b"\xc1"]),
+            *messages.pack_bytes([b"\xc1" if damage == "stops" else messages.pack_stops([], ["("])]),
         )
     bench.register(3)
     bench.push((1, "a", LENGTH(1)), (3, "b", LENGTH(1)))
     answers = bench.work()
     assert answers.texts == {1: "a", 3: "b"}
-    if damage in ("schema", "stops"):
+    if damage in ("schema", "stops", "regexes"):
         assert answers.ends[2].status == 500
         assert answers.aborts == [2]
     assert bench.shard.open_count == 0
