@@ -217,3 +217,17 @@ def decode(code: int, value: int, details: bytes) -> FinishReason | None:
     if code == FinishCode.ABORT:
         return FinishReason.abort()
     raise CodecError(f"finish code is unknown: code={code}")
+
+
+#: What these carry is a value of any kind, or none: nothing of it can be wrong.
+_TAKE_ANY_VALUE: Final = frozenset({FinishCode.STOP_TOKEN, FinishCode.LENGTH})
+
+
+def check_end(row: int, code: int, value: int, details: bytes) -> None:
+    """Refuse an end that `decode` could not read. Raises ValueError with its row."""
+    if not details and (code in _TAKE_ANY_VALUE or (not value and code != FinishCode.DETAILS)):
+        return
+    try:
+        decode(code, value, details)
+    except CodecError as error:
+        raise ValueError(f"end of a request cannot be read: row={row}, why={error}") from error

@@ -26,7 +26,7 @@ from manager._egress import RunningCore
 from manager.arguments import as_bytes, integer, signed
 from manager.batch_frame import batch_columns
 from manager.columns import column
-from manager.finish import FINISH_CODES, FinishCode
+from manager.finish import FINISH_CODES, FinishCode, check_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -65,12 +65,14 @@ def _checked(end: Finished | tuple[int, int] | tuple[int, int, int]) -> Finished
     row, code, value, details = end if isinstance(end, Finished) else Finished(*end)
     if code not in FINISH_CODES or code == FinishCode.NONE:
         raise ValueError(f"finish code is none of FinishCode: row={row}, code={code}")
-    return Finished(
+    end = Finished(
         integer("row", row),
         integer("code", code),
         signed("value", value),
         as_bytes("details", details),
     )
+    check_end(*end)
+    return end
 
 
 class PushLeft(Protocol):

@@ -29,7 +29,7 @@ from manager.columns import column
 from manager.deployment import Manifest, egress_name, ingress_name, read_manifest, remove_leftovers
 from manager.errors import DeploymentEndedError
 from manager.extras import OPTIONS_DTYPE
-from manager.finish import FINISH_CODES, FinishCode
+from manager.finish import FINISH_CODES, FinishCode, check_end
 from manager.frame_cut import parts_that_fit, select_rows
 from manager.ids import shard_of, shards_of
 from manager.running_batch import RowOrder, RunningBatch
@@ -271,16 +271,17 @@ class SchedulerPort:
         tokens = column("token_ids", token_ids, np.int32)
         codes = None if finish_codes is None else column("finish_codes", finish_codes, np.uint8)
         values = None if finish_values is None else column("finish_values", finish_values, np.int64)
+        if finish_details is not None:
+            finish_details = [as_bytes("finish_details", item) for item in finish_details]
         if codes is not None:
             _check_codes(codes)
+            _check_ends(codes, values, finish_details)
         ahead = {} if extras is None else self._deal_extras(ids, extras)
         if finish_details is None and not ahead:
             left = self._dealer.deal(ids, counts, tokens, codes, values)
             if left is None:
                 return
         else:
-            if finish_details is not None:
-                finish_details = [as_bytes("finish_details", item) for item in finish_details]
             _check_lengths(ids, counts, tokens, codes, values, finish_details)
             left = list(range(self.shards))
         columns = batch_columns(ids, counts, tokens, codes, values, finish_details)
@@ -309,18 +310,36 @@ class SchedulerPort:
     def _push_left(
         self, left: list[int], columns: Columns, timeout_s: float | None, ahead: dict[int, Frames]
     ) -> None:
-        """Give these shards their rows of a batch one after the other: waited for, and cut where too long."""
+        """Give these shards their rows of a batch one after the other: waited for, and cut where too long.
+
+        Raises ValueError, with nothing sent, for a row whose details no ring can take.
+        """
         shards = shards_of(np.asarray(columns[0]), self.shards)
+        dealt: list[tuple[int, int, Frames]] = []
         for shard in left:
             mine = shards == shard
             if not mine.any():
                 continue
             part = select_rows(messages.BATCH, columns, mine)
+            length = messages.BATCH.payload_length(*part) + _RECORD_OVERHEAD
+            dealt.append((shard, length, list(batch_parts(part, self._egress[shard].payload_length_max))))
+        for shard, _, frames in dealt:
+            self._check_fits(shard, frames)
+        for shard, length, frames in dealt:
             if shard in ahead:
-                length = messages.BATCH.payload_length(*part) + _RECORD_OVERHEAD
                 self._push_extras(shard, ahead[shard], length, timeout_s)
-            for rows, fitting in batch_parts(part, self._egress[shard].payload_length_max):
+            for rows, fitting in frames:
                 self._push_frame(shard, messages.BATCH, rows, fitting, self._batch_flags, timeout_s)
+
+    def _check_fits(self, shard: int, frames: Frames) -> None:
+        length_max = self._egress[shard].payload_length_max
+        for _, columns in frames:
+            length = messages.BATCH.payload_length(*columns)
+            if length > length_max:
+                raise ValueError(
+                    "finish details of one request never fit the ring: "
+                    f"request_id={np.asarray(columns[0])[0]}, length={length}, max={length_max}"
+                )
 
     def _push_extras(self, shard: int, frames: Frames, batch_length: int, timeout_s: float | None) -> None:
         """Write what goes ahead of a batch, seen by the worker together with it if the ring can hold both.
@@ -455,6 +474,17 @@ def _check_codes(codes: NDArray[np.uint8]) -> None:
     if not known.all():
         row = int(np.argmin(known))
         raise ValueError(f"finish code is none of FinishCode: row={row}, code={codes[row]}")
+
+
+def _check_ends(
+    codes: NDArray[np.uint8], values: NDArray[np.int64] | None, details: Sequence[bytes] | None
+) -> None:
+    """Refuse values and details that the code of their row cannot have, for the same reason."""
+    if any(given is not None and len(given) != len(codes) for given in (values, details)):
+        return  # told with all the other lengths
+    for row in np.flatnonzero(codes).tolist():
+        value = 0 if values is None else int(values[row])
+        check_end(row, int(codes[row]), value, b"" if details is None else details[row])
 
 
 def _check_lengths(

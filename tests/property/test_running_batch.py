@@ -77,8 +77,12 @@ class Bench:
 ids = st.one_of(st.integers(1, 40), st.integers(2**63, 2**64 - 1))
 int32 = st.integers(-(2**31), 2**31 - 1)
 int64 = st.integers(-(2**63), 2**63 - 1)
-codes = st.sampled_from([code for code in FinishCode if code])
-ends = st.tuples(codes, int64, st.sampled_from([b"", b"\x80", b"xyz"]))
+#: A code, a value and details, as go together.
+ends = st.one_of(
+    st.tuples(st.sampled_from([FinishCode.STOP, FinishCode.ABORT]), st.just(0), st.just(b"")),
+    st.tuples(st.sampled_from([FinishCode.STOP_TOKEN, FinishCode.LENGTH]), int64, st.just(b"")),
+    st.tuples(st.just(FinishCode.DETAILS), st.just(0), st.sampled_from([b"\x80", b"\x81\xa1a\x01"])),
+)
 HOW = [
     lambda t: np.array(t, np.int32),
     lambda t: np.array(t, np.int64),
@@ -198,12 +202,12 @@ def test_a_step_dealt_in_one_pass_is_a_step_pushed_shard_by_shard(data, shards):
     request_ids = data.draw(st.lists(ids, min_size=n, max_size=n))
     counts = data.draw(st.lists(st.integers(0, 4), min_size=n, max_size=n))
     tokens = data.draw(st.lists(int32, min_size=sum(counts), max_size=sum(counts)))
-    codes = data.draw(
-        st.one_of(
-            st.none(), st.lists(st.sampled_from([int(code) for code in FinishCode]), min_size=n, max_size=n)
-        )
-    )
+    fixed = [int(code) for code in FinishCode if code is not FinishCode.DETAILS]
+    codes = data.draw(st.one_of(st.none(), st.lists(st.sampled_from(fixed), min_size=n, max_size=n)))
     values = data.draw(st.one_of(st.none(), st.lists(int64, min_size=n, max_size=n)))
+    if codes and values:
+        valueless = (FinishCode.STOP, FinishCode.ABORT)
+        values = [0 if code in valueless else value for code, value in zip(codes, values, strict=True)]
     bench = Bench(shards)
     try:
         bench.port.push_batch(request_ids, counts, tokens, codes, values)

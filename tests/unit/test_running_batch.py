@@ -125,8 +125,8 @@ def test_token_ids_are_taken_wherever_they_lie(tokens, site, batch):
         ([1, 2, 3], {"finished": [Finished(0, 1), Finished(0, 1)]}, "a row twice"),
         ([1, 2, 3], {"finished": [Finished(0, 0)]}, "none of FinishCode"),
         ([1, 2, 3], {"finished": [Finished(0, 256)]}, "none of FinishCode"),
-        ([1, 2], {"finished": [Finished(0, 255, 0, b"x")]}, "do not fit the batch"),
-        ([1, 2, 3], {"finished": [Finished(5, 255, 0, b"x")]}, "no row and code"),
+        ([1, 2], {"finished": [Finished(0, 255, 0, b"\x80")]}, "do not fit the batch"),
+        ([1, 2, 3], {"finished": [Finished(5, 255, 0, b"\x80")]}, "no row and code"),
     ],
 )
 def test_a_step_that_does_not_fit_is_refused_and_nothing_is_sent(tokens, options, text, site, batch):
@@ -309,6 +309,11 @@ def test_an_end_with_a_code_that_nobody_knows_leaves_the_batch_as_it_was(ring_na
         (Finished(0, FinishCode.LENGTH, None), TypeError, "value=None"),
         (Finished("0", FinishCode.STOP), TypeError, "row='0'"),
         (Finished(0, FinishCode.DETAILS, 0, "x"), TypeError, "details is bytes: type=str"),
+        (Finished(0, FinishCode.DETAILS, 0, b"\xc1"), ValueError, "row=0, why=finish details are damaged"),
+        (Finished(0, FinishCode.DETAILS), ValueError, "row=0, why=finish details are damaged"),
+        (Finished(0, FinishCode.DETAILS, 7, b"\x80"), ValueError, "row=0, why=finish code carries no value"),
+        (Finished(0, FinishCode.STOP, 7), ValueError, "row=0, why=finish code carries no value"),
+        (Finished(0, FinishCode.STOP, 0, b"\x80"), ValueError, "row=0, why=finish code carries no details"),
     ],
 )
 def test_an_end_that_cannot_be_is_told_by_its_field_and_nothing_is_sent(site, end, kind, told):
@@ -343,6 +348,18 @@ def test_extras_with_ids_that_do_not_fit_send_nothing(site, batch):
     with pytest.raises(ValueError, match="token_ids"):
         batch.step([1, 2], extras=extras)
     assert [worker.drain(9) for worker in site.workers] == [[], []]
+
+
+@pytest.mark.parametrize("row", [0, 1])
+def test_details_that_fit_no_ring_send_nothing_of_their_step(site, batch, row):
+    """Half of a step that is then repeated doubles tokens, and extras left behind join the next step."""
+    details = b"\x81\xa1a\xc5\x20\x00" + bytes(0x2000)
+    extras = BatchExtras(output=LogprobColumn([[-0.5]] * 3, [[7]] * 3))
+    with pytest.raises(ValueError, match=f"request_id={10 + row}, length="):
+        batch.step([1, 2, 3], [Finished(row, FinishCode.DETAILS, 0, details)], extras=extras)
+    assert batch.request_ids.tolist() == [10, 11, 12]
+    batch.step([4, 5, 6])
+    assert [row[1] for row in sent(site)] == [[4], [5], [6]]  # reads BATCH records, and finds no others
 
 
 def test_extras_go_ahead_of_the_rows_they_belong_to(site, batch):

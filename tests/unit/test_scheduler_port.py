@@ -520,6 +520,20 @@ def test_a_finish_code_that_nobody_knows_is_refused_before_anything_is_sent(site
     assert not site.workers[0].is_readable()
 
 
+@pytest.mark.parametrize(
+    ("code", "value", "details"),
+    [(1, 7, None), (4, -1, None), (1, 0, b"\x80"), (255, 0, b"\xc1"), (255, 0, None), (255, 1, b"\x80")],
+)
+def test_an_end_that_no_worker_can_read_is_refused_before_anything_is_sent(
+    site: Site, code: int, value: int, details: bytes | None
+) -> None:
+    """It would end every request of its step with an error."""
+    packed = None if details is None else [b"", details]
+    with pytest.raises(ValueError, match="row=1, why=finish"):
+        site.port.push_batch([1, 2], [1, 1], [5, 6], [0, code], [0, value], packed)
+    assert not site.workers[0].is_readable()
+
+
 def test_an_answer_of_the_wrong_type_is_told_by_name(site: Site) -> None:
     """An engine author would have to guess which of the arguments is meant."""
     with pytest.raises(TypeError, match="message is a text: type=bytes"):
