@@ -361,6 +361,8 @@ class SchedulerPort:
 
         `order`: what the engine does with its own rows when a request leaves.
         """
+        if not isinstance(order, RowOrder):
+            raise TypeError(f"order is a RowOrder: order={order!r}, type={type(order).__name__}")
         return RunningBatch(self._dealer, self.shards, order, self._push_left, self._deal_extras)
 
     def push_error(self, request_id: int, message: str, *, timeout_s: float | None = None) -> None:

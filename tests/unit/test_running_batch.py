@@ -362,6 +362,12 @@ def test_details_that_fit_no_ring_send_nothing_of_their_step(site, batch, row):
     assert [row[1] for row in sent(site)] == [[4], [5], [6]]  # reads BATCH records, and finds no others
 
 
+def test_an_order_is_one_of_two(site):
+    """Anything else would be taken for one of them, and rows would belong to others than the engine's."""
+    with pytest.raises(TypeError, match="order is a RowOrder: order='close up'"):
+        site.port.running_batch("close up")
+
+
 def test_extras_go_ahead_of_the_rows_they_belong_to(site, batch):
     extras = BatchExtras(output=LogprobColumn([[-0.5], None, [-1.5]], [[1], None, [3]]))
     batch.step([1, 2, 3], [Finished(2, FinishCode.LENGTH)], extras=extras)
