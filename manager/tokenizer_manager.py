@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import logging
 import time
 from typing import TYPE_CHECKING, Any, Final
@@ -118,6 +119,10 @@ class TokenizerManager:
         self._tasks = [
             asyncio.create_task(self._serve_replies(shard)) for shard in range(settings.workers)
         ] + [asyncio.create_task(self._watch())]
+        *readers, watch = self._tasks
+        for shard, task in enumerate(readers):
+            task.add_done_callback(functools.partial(self._end_with, [shard]))
+        watch.add_done_callback(functools.partial(self._end_with, list(range(settings.workers))))
 
     def _take_ends(self, undo: contextlib.ExitStack) -> None:
         settings, deployment, name = self._settings, self._deployment, self._settings.name
@@ -438,6 +443,14 @@ class TokenizerManager:
         except shmring.ShmringError as error:
             # nothing can come from this shard any more; its requests must not wait for it
             self._break(shard, f"reply ring cannot be read: why={error}")
+
+    def _end_with(self, shards: list[int], task: asyncio.Task[None]) -> None:
+        """Without its task nobody would hear of these shards again: end what waits for them."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("a task of the manager has failed: shards=%s", shards, exc_info=error)
+            for shard in shards:
+                self._break(shard, f"internal error: the manager cannot go on: why={error!r}")
 
     def _break(self, shard: int, problem: str) -> None:
         """End what waits for this shard, and refuse what would."""

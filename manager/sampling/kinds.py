@@ -150,6 +150,10 @@ def _power(value: int) -> str:
     return {INT32_MAX: "2^31 - 1", INT64_MAX: "2^63 - 1", INT64_MIN: "-2^63"}.get(value, str(value))
 
 
+#: Characters of a pattern that constrains the output: looking at one takes 0.4 us, on the event loop.
+REGEX_LENGTH_MAX: Final = 1 << 16
+
+
 @dataclass(frozen=True)
 class Flag:
     """A bool."""
@@ -202,13 +206,17 @@ class JsonSchema(Grammar):
 class RegexGrammar(Grammar):
     """A regular expression that constrains the output, in the dialect of the engine."""
 
-    bounds = "balanced; empty means unset"
+    bounds = f"balanced, at most {REGEX_LENGTH_MAX} characters; empty means unset"
 
     def check(self, field: str, value: object) -> str | None:
         """The text as it is. Only what no dialect accepts is refused: unbalanced groups and classes."""
         text = super().check(field, value)
         if text is None:
             return None
+        if len(text) > REGEX_LENGTH_MAX:
+            raise ValidationError(
+                f"{field} is too long: characters={len(text)}, max={REGEX_LENGTH_MAX}", field=field
+            )
         fault = _regex_fault(text)
         if fault:
             raise ValidationError(

@@ -29,6 +29,7 @@ from manager.sampling import (
     merge_preferred,
     reference_table,
 )
+from manager.sampling.kinds import REGEX_LENGTH_MAX
 from manager.sampling.params import PARAMETERS
 
 TABLES = Path(__file__).parent.parent / "data" / "sampling"
@@ -439,3 +440,11 @@ def test_the_reference_table_has_a_line_for_every_parameter():
     assert [line.split("`")[1] for line in lines[2:]] == list(PARAMETERS)
     assert all(line.count("|") == 7 for line in lines)
     assert "| `top_p` | number | 1.0 | (0, 1] | column `<f8` |" in reference_table()
+
+
+def test_a_pattern_for_the_output_has_a_length():
+    """One client's pattern of megabytes would hold up the event loop for all others."""
+    longest = "a" * REGEX_LENGTH_MAX
+    assert SamplingParams.from_mapping({"regex": longest}).regex == longest
+    with pytest.raises(ValidationError, match=f"regex is too long: characters={REGEX_LENGTH_MAX + 1}, max="):
+        SamplingParams.from_mapping({"regex": longest + "a"})

@@ -26,6 +26,7 @@ from manager import (
     messages,
 )
 from manager.finish import FinishReason
+from manager.inbox import Inbox
 from manager.supervisor import Supervisor
 
 
@@ -807,3 +808,33 @@ def test_ids_are_never_used_twice(ring_name: str) -> None:
             assert np.array(sorted(seen)).min() >= 1
 
     run(work())
+
+
+@pytest.mark.parametrize("task", ["_look_at_parts", "do_work"])
+def test_a_task_of_the_manager_that_fails_leaves_nobody_waiting(
+    ring_name: str, task: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever it was: a server that hangs is worse than one that says so."""
+
+    async def work() -> None:
+        async with World(ring_name, check_interval_s=0.01) as world:
+            client = Client(world.manager, text="hello", rid="a")
+            await world.arrive("a")
+
+            def fail(*_: object) -> None:
+                raise RuntimeError("of this test")
+
+            if task == "do_work":
+                monkeypatch.setattr(Inbox, "do_work", fail)
+                world.push("a", "wor")
+            else:
+                monkeypatch.setattr(world.manager, task, fail)
+            await client.end()
+            assert isinstance(client.error, InternalError)
+            assert "of this test" in str(client.error)
+            if task == "_look_at_parts":  # of every shard: nobody would notice a death
+                again = await Client(world.manager, text="hello").end()
+                assert "of this test" in str(again.error)
+
+    run(work())
+    assert "of this test" in caplog.text
