@@ -21,6 +21,7 @@ import weakref
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import posix_ipc
 
 from shmring._native import ffi, lib
@@ -74,7 +75,8 @@ def check_timeout(timeout_s: float | None) -> float | None:
     """
     if timeout_s is None:
         return None
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float, numbers.Real)):
+    # numpy has its spans of time among the integers, whatever their unit
+    if isinstance(timeout_s, (bool, np.timedelta64)) or not isinstance(timeout_s, (int, float, numbers.Real)):
         raise TypeError(f"timeout_s is a number of seconds or None: timeout_s={timeout_s!r}")
     try:
         # before anything is computed: with a float32 the clock would be one too, and tell no milliseconds

@@ -208,7 +208,17 @@ def test_any_real_number_is_a_timeout(timeout, seconds, ring_name):
             shmring.Producer.attach(ring_name, timeout_s=timeout)
 
 
-@pytest.mark.parametrize("timeout", [np.bool_(True), np.array([1.0]), Decimal(1), np.datetime64(1, "s")])
+@pytest.mark.parametrize(
+    "timeout",
+    [
+        np.bool_(True),
+        np.array([1.0]),
+        Decimal(1),
+        np.datetime64(1, "s"),
+        np.timedelta64(5, "ns"),
+        np.timedelta64(5, "s"),
+    ],
+)
 def test_what_is_like_a_number_is_no_timeout(timeout):
     """Only what orders and adds as seconds do."""
     with pytest.raises(TypeError, match="timeout_s is a number"):
