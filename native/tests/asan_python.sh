@@ -37,5 +37,5 @@ export ASAN_OPTIONS="detect_leaks=0:handle_sigbus=0:abort_on_error=1:allocator_m
 export UBSAN_OPTIONS="print_stacktrace=1"
 export PYTHONPATH="$out/tree" PYTHONMALLOC=malloc SHMRING_UNDER_ASAN=1
 LD_PRELOAD="$runtime $($CC -print-file-name=libstdc++.so)" \
-    "$PYTHON" -m pytest -q -p no:cacheprovider ${*:-tests/unit/test_ring*.py tests/unit/test_columns.py tests/unit/test_segment.py \
+    "$PYTHON" -m pytest -q -p no:cacheprovider ${*:-tests/unit/test_ring*.py tests/unit/test_columns*.py tests/unit/test_segment.py \
     tests/unit/test_truncation.py tests/unit/test_aio*.py tests/unit/test_waiter.py tests/abi}
