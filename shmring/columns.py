@@ -96,7 +96,9 @@ class Schema(FrameLayout):
         column, dtype = self.columns[index], self.dtypes[index]
         # fields are told apart by the whole format: two structures may have one size
         kind = f"V{np.empty(0, dtype).data.format}" if dtype.fields else dtype.kind
-        if kind[0] not in ("V" if dtype.fields else "iufb") or (kind == "f" and dtype.itemsize > 8):
+        is_plain = kind[0] in ("V" if dtype.fields else "iufb") and not (kind == "f" and dtype.itemsize > 8)
+        # an object, in a field too, is an address: in another process it leads nowhere
+        if not is_plain or dtype.hasobject:
             raise ValueError(
                 f"dtype cannot be a column: schema={self.name}, column={column.name}, dtype={dtype}"
             )

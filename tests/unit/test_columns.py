@@ -315,7 +315,18 @@ def test_the_fingerprint_covers_whatever_a_reader_relies_on():
 
 @pytest.mark.parametrize(
     "dtype",
-    [object, "U5", "S5", np.complex64, "M8[s]", np.longdouble, np.dtype("V8"), np.dtype((np.int32, 3))],
+    [
+        object,
+        "U5",
+        "S5",
+        np.complex64,
+        "M8[s]",
+        np.longdouble,
+        np.dtype("V8"),
+        np.dtype((np.int32, 3)),
+        np.dtype([("id", "<u8"), ("what", object)]),
+        np.dtype([("pair", [("what", object)])]),
+    ],
 )
 def test_a_dtype_that_has_no_fixed_bytes_is_refused_at_once(dtype):
     """Not at the first push, hours later."""
