@@ -232,10 +232,7 @@ class Producer(ProducerCore):
         self._check_length(length)
 
         def has_room() -> bool:
-            if self._claim(length) is None:
-                return False
-            self._abort()
-            return True
+            return self._has_room(length)
 
         return has_room() or self._wait_for(length, timeout_s, has_room)
 

@@ -6,6 +6,8 @@ What the ends promise while nothing happens to them is in tests/conformance/test
 from __future__ import annotations
 
 import gc
+import itertools
+import sys
 
 import numpy as np
 import pytest
@@ -397,3 +399,26 @@ def test_attaching_to_what_is_no_ring_is_refused(ring_name):
             shmring.attach(f"{ring_name}-other")
     finally:
         blob.close()
+
+
+def test_an_interrupted_look_for_room_leaves_no_claim_open(ring_name):
+    """Ctrl-C during it, at whichever call: a producer that goes on afterwards is not barred by itself."""
+
+    with shmring.create(ring_name, 4096) as ring, ring.producer() as producer, ring.consumer():
+        for moment in itertools.count(1):
+            events = itertools.count(1)
+
+            def interrupt(frame, *_, moment=moment, events=events):
+                if frame.f_globals["__name__"].startswith("shmring.") and next(events) == moment:
+                    raise KeyboardInterrupt
+
+            sys.setprofile(interrupt)
+            try:
+                producer.wait_until_writable(8, 0)
+            except KeyboardInterrupt:
+                assert producer.try_push(b"x")
+                continue
+            finally:
+                sys.setprofile(None)
+            break
+        assert moment > 5
