@@ -233,16 +233,16 @@ done:
 /* As push_now, after waiting for room. The columns are looked at anew after each slice: others have run. */
 static int push_waiting(ProducerCore *producer, FrameLayout *layout, struct request *request,
                         uint64_t total) {
-    /* refused where what is unpublished leaves no room to wait for */
-    PyObject *checked =
-        PyObject_CallMethod((PyObject *)producer, "_check_wait", "K", (unsigned long long)total);
-    if (checked == NULL) {
-        return -1;
-    }
-    Py_DECREF(checked);
     shr_producer *end = &producer->end;
     int answer = SHR_NOT_NOW;
-    while (answer == SHR_NOT_NOW && fast_wait_slice(&request->deadline, NULL, end, total) > 0) {
+    while (answer == SHR_NOT_NOW) {
+        /* refused where what is unpublished leaves no room to wait for; each time, for columns grow */
+        PyObject *checked =
+            PyObject_CallMethod((PyObject *)producer, "_check_wait", "K", (unsigned long long)total);
+        Py_XDECREF(checked);
+        if (checked == NULL || fast_wait_slice(&request->deadline, NULL, end, total) <= 0) {
+            break;
+        }
         answer = push_now(producer, layout, request, &total);
     }
     shr_wait_over(NULL, 0, &end, 1);

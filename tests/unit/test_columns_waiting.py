@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import shmring
-from shmring import Column, Schema
+from shmring import Column, Schema, Shape
 
 WORDS = Schema("words", 3, [Column("words", np.uint64)])
 
@@ -148,3 +148,25 @@ def test_push_frame_waits_too(ends):
     assert producer.push_frame(WORDS, 100, (frame(1),), True, 0, 0.01) is False
     with pytest.raises(TypeError, match="timeout_s"):
         producer.push_frame(WORDS, 100, (frame(1),), True, 0, 0.01, 1)
+
+
+def test_a_column_that_grows_past_what_can_come_ends_the_wait(ends):
+    """The consumer frees what it can see; of what is unpublished nothing will ever be freed."""
+    producer, consumer = ends
+    assert WORDS.push(producer, 100, frame(0), publish=False)
+    producer.publish()
+    assert WORDS.push(producer, 100, frame(1), publish=False)
+    free = producer.free_bytes()
+    schema = Schema("bytes", 4, [Column("bytes", np.uint8, Shape.FREE)])
+    column = bytearray(free)
+
+    def grow():
+        time.sleep(0.05)
+        column.extend(bytes(4000 - len(column)))
+
+    helper = threading.Thread(target=grow)
+    helper.start()
+    with pytest.raises(shmring.ClaimError, match="unpublished"):
+        schema.push(producer, 0, column, publish=False, timeout_s=None)
+    helper.join()
+    assert len(consumer.drain(10)) == 1
