@@ -280,6 +280,11 @@ PyObject *fast_push_frame(ProducerCore *self, PyObject *const *args, Py_ssize_t 
 /* What stands in for a producer in a test, or wraps one, has a push_frame of its own. */
 static PyObject *push_elsewhere(FrameLayout *self, PyObject *const *args, Py_ssize_t nargs,
                                 PyObject *const values[3]) {
+    PyObject *publish = values[0] == NULL ? Py_True : values[0];
+    int flags = values[1] == NULL ? 0 : fast_byte(values[1], "flags");
+    if (flags < 0) {
+        return NULL;
+    }
     PyObject *columns = PyTuple_New(nargs - 2);
     if (columns == NULL) {
         return NULL;
@@ -287,13 +292,13 @@ static PyObject *push_elsewhere(FrameLayout *self, PyObject *const *args, Py_ssi
     for (Py_ssize_t i = 2; i < nargs; i++) {
         PyTuple_SET_ITEM(columns, i - 2, Py_NewRef(args[i]));
     }
-    PyObject *publish = values[0] == NULL ? Py_True : values[0];
-    int flags = values[1] == NULL ? 0 : fast_byte(values[1], "flags");
-    if (values[2] == NULL) {
-        return PyObject_CallMethod(args[0], "push_frame", "OONOi", self, args[1], columns, publish, flags);
-    }
-    return PyObject_CallMethod(args[0], "push_frame", "OONOiO", self, args[1], columns, publish, flags,
-                               values[2]);
+    /* not handed over by "N": where there is no such method, nobody would take it */
+    PyObject *answer = values[2] == NULL ? PyObject_CallMethod(args[0], "push_frame", "OOOOi", self, args[1],
+                                                               columns, publish, flags)
+                                         : PyObject_CallMethod(args[0], "push_frame", "OOOOiO", self, args[1],
+                                                               columns, publish, flags, values[2]);
+    Py_DECREF(columns);
+    return answer;
 }
 
 /* push(producer, rows, *columns, publish=True, flags=0, timeout_s=0) */

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 
 import numpy as np
 import pytest
@@ -21,6 +22,8 @@ BATCH = Schema(
         Column("blob", np.uint8, Shape.FREE, is_optional=True),
     ],
 )
+
+PLAIN = Schema("plain", 8, [Column("a", np.uint64)])
 
 
 @pytest.fixture
@@ -476,3 +479,28 @@ def test_sixty_four_columns_are_allowed(ends):
     assert schema.push(producer, 1, *(np.array([i], "u4") for i in range(64)))
     frame = schema.read(consumer.drain(1)[0])
     assert [int(c[0]) for c in frame.columns()] == list(range(64))
+
+
+@pytest.mark.parametrize("flags", [256, -1, "1", 1 << 80])
+def test_bad_flags_are_refused_before_another_producer_is_asked(flags):
+    """What wraps a producer sees no call, and the error is that of the flags."""
+    asked = []
+
+    class Wrapper:
+        def push_frame(self, *arguments):
+            asked.append(arguments)
+
+    with pytest.raises((ValueError, TypeError, OverflowError)):
+        PLAIN.push(Wrapper(), 1, np.zeros(1, np.uint64), flags=flags)
+    assert asked == []
+
+
+@pytest.mark.parametrize("waiting", [{}, {"timeout_s": 1}])
+def test_a_push_to_what_is_no_producer_keeps_no_column(waiting):
+    """A column that stays referenced is memory that never comes back."""
+    column = np.zeros(1, np.uint64)
+    before = sys.getrefcount(column)
+    for _ in range(5):
+        with pytest.raises(AttributeError):
+            PLAIN.push(None, 1, column, **waiting)
+    assert sys.getrefcount(column) == before
