@@ -25,6 +25,13 @@ PyObject *fast_raise(int answer, uint64_t position, uint64_t value, uint64_t len
     return NULL;
 }
 
+PyObject *fast_raise_producer(const ProducerCore *producer, int answer, uint64_t length) {
+    const shr_producer *end = &producer->end;
+    uint64_t value = answer == SHR_PEER_LOST ? end->header->consumer.pid : end->bad_value;
+    return fast_raise(answer, end->bad_position, value, length,
+                      end->capacity ? shr_payload_length_max(end->capacity) : 0);
+}
+
 PyObject *fast_raise_copying(void) {
     PyObject *errors = PyImport_ImportModule("shmring.errors");
     PyObject *type = errors == NULL ? NULL : PyObject_GetAttrString(errors, "ClaimError");

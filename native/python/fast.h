@@ -61,6 +61,8 @@ static inline int fast_is_released(const Record *record) {
 
 /* Set the exception that shmring.errors makes of a negative answer; returns NULL. */
 PyObject *fast_raise(int answer, uint64_t position, uint64_t value, uint64_t length, uint64_t length_max);
+/* As fast_raise, with what the producer knows of it. `length` is the payload's. */
+PyObject *fast_raise_producer(const ProducerCore *producer, int answer, uint64_t length);
 PyObject *fast_raise_copying(void);
 PyObject *fast_raise_released(void);
 

@@ -161,6 +161,16 @@ static int write_frame(ProducerCore *producer, const FrameLayout *layout, uint32
     return answer;
 }
 
+/* As shr_frame_length, for a message: of a frame that can be no record as well. */
+__attribute__((cold, noinline)) static uint64_t length_of(uint32_t column_count, const void *const *bytes,
+                                                          const uint64_t *lengths) {
+    uint64_t total = SHR_FRAME_HEADER_LENGTH + (uint64_t)column_count * SHR_COLUMN_ENTRY_LENGTH;
+    for (uint32_t i = 0; i < column_count; i++) {
+        total += bytes[i] == NULL ? 0 : (lengths[i] + 7) & ~(uint64_t)7;
+    }
+    return total;
+}
+
 /* What a push was asked to do, its arguments checked. */
 struct request {
     PyObject *const *columns;
@@ -217,8 +227,8 @@ static int push_now(ProducerCore *producer, FrameLayout *layout, const struct re
     answer =
         write_frame(producer, layout, request->rows, bytes, lengths, request->flags, request->publish, total);
     if (answer < 0) {
-        fast_raise(answer, producer->end.bad_position, producer->end.bad_value, *total,
-                   producer->end.capacity ? shr_payload_length_max(producer->end.capacity) : 0);
+        fast_raise_producer(producer, answer,
+                            *total != 0 ? *total : length_of(layout->column_count, bytes, lengths));
         answer = -1;
     }
 done:

@@ -6,9 +6,7 @@ static PyObject *answer_of(ProducerCore *self, int answer, uint64_t length) {
     if (answer >= 0) {
         return PyBool_FromLong(answer);
     }
-    uint64_t value = answer == SHR_PEER_LOST ? self->end.header->consumer.pid : self->end.bad_value;
-    return fast_raise(answer, self->end.bad_position, value, length,
-                      self->end.capacity ? shr_payload_length_max(self->end.capacity) : 0);
+    return fast_raise_producer(self, answer, length);
 }
 
 static PyObject *producer_open(ProducerCore *self, PyObject *args) {

@@ -280,6 +280,19 @@ def test_a_killed_producer_is_told_to_the_consumer_and_succeeded(how, start, rin
             assert consumer.try_pop() is None
 
 
+def test_a_frame_for_a_killed_consumer_says_who_it_was(start, ring):
+    """As other records do: the pid is what a person looks for in the logs."""
+    schema = shmring.Schema("bytes", 1, [shmring.Column("bytes", "u1", shmring.Shape.FREE)])
+    with ring.producer() as producer:
+        child = start(f"c = shmring.Consumer.attach({ring.name!r}, timeout_s=60); {STAY}")
+        assert child.says() == "there"
+        testing.fill(producer)
+        child.kill()
+        with pytest.raises(shmring.PeerLostError) as caught:
+            schema.push(producer, 0, bytes(100), timeout_s=WATCHDOG_S)
+        assert caught.value.pid == child.pid
+
+
 def test_a_consumer_asleep_on_an_empty_ring_is_told_of_the_death(start, ring):
     """By every kind of wait, in another process, without a timeout."""
     victim = start(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
 import sys
 
@@ -504,3 +505,13 @@ def test_a_push_to_what_is_no_producer_keeps_no_column(waiting):
         with pytest.raises(AttributeError):
             PLAIN.push(None, 1, column, **waiting)
     assert sys.getrefcount(column) == before
+
+
+def test_a_frame_that_no_ring_can_hold_is_told_its_length(ends):
+    """Five GiB in one column, which nobody looks at: there is no such memory."""
+    producer, _ = ends
+    schema = Schema("s", 1, [Column("a", np.uint8, Shape.FREE)])
+    column = (ctypes.c_uint8 * (5 << 30)).from_address(ctypes.addressof(ctypes.c_uint64(0)))
+    with pytest.raises(shmring.RecordTooLargeError) as caught:
+        schema.push(producer, 0, column, timeout_s=1)
+    assert caught.value.length == schema.payload_length(column)
