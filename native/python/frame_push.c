@@ -112,6 +112,10 @@ static int take_column(const FrameLayout *layout, uint32_t i, PyObject *from, st
     }
     if (PyObject_GetBuffer(from, &out->view, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) < 0) {
         PyErr_Clear();
+        if (PyArray_Check(from) && PyArray_IS_C_CONTIGUOUS((PyArrayObject *)from)) {
+            raise_dtype(layout, i, from, NULL); /* numpy has no format for some, as for times */
+            return -1;
+        }
         fast_raise_column(layout, i,
                           PyObject_CheckBuffer(from)
                               ? "column is not one block of memory: pass a C-contiguous array"
@@ -180,11 +184,31 @@ struct request {
     Deadline deadline;
 };
 
+/* Rows that are no plain int that fits, with an exception set: 0 if they are an integer of another type. */
+__attribute__((cold, noinline)) static int take_rows(PyObject *given, unsigned long *rows) {
+    PyErr_Clear();
+    PyObject *index = PyNumber_Index(given);
+    if (index != NULL) {
+        *rows = PyLong_AsUnsignedLong(index);
+        Py_DECREF(index);
+    }
+    if (index != NULL && !PyErr_Occurred()) {
+        return 0;
+    }
+    int no_integer = PyErr_ExceptionMatches(PyExc_TypeError);
+    if (no_integer || PyErr_ExceptionMatches(PyExc_OverflowError)) {
+        PyErr_Clear();
+        PyErr_Format(no_integer ? PyExc_TypeError : PyExc_ValueError, "rows is a count: rows=%R, max=%lu",
+                     given, (unsigned long)UINT32_MAX);
+    }
+    return -1;
+}
+
 static int take_request(ProducerCore *producer, const FrameLayout *layout, PyObject *rows_given,
                         PyObject *const *columns, Py_ssize_t column_count, PyObject *const values[3],
                         struct request *out) {
     unsigned long rows = PyLong_AsUnsignedLong(rows_given);
-    if (rows == (unsigned long)-1 && PyErr_Occurred()) {
+    if (rows == (unsigned long)-1 && PyErr_Occurred() && take_rows(rows_given, &rows) < 0) {
         return -1;
     }
     int publish = values[0] == NULL ? 1 : PyObject_IsTrue(values[0]);

@@ -507,6 +507,27 @@ def test_a_push_to_what_is_no_producer_keeps_no_column(waiting):
     assert sys.getrefcount(column) == before
 
 
+def test_rows_may_be_any_integer(ends):
+    """A sum of numpy's is one."""
+    producer, _ = ends
+    assert PLAIN.push(producer, np.int64(2), np.zeros(2, np.uint64))
+
+
+@pytest.mark.parametrize("rows", [-1, np.int32(-1), 1 << 32, 1 << 70, 2.0, "2", None])
+def test_bad_rows_are_named(rows, ends):
+    producer, _ = ends
+    with pytest.raises((ValueError, TypeError), match="rows"):
+        PLAIN.push(producer, rows, np.zeros(2, np.uint64))
+    assert producer.free_bytes() == producer.capacity_bytes
+
+
+def test_an_array_of_times_is_told_its_dtype(ends):
+    """It is one block of memory, and numpy has no buffer format for it."""
+    producer, _ = ends
+    with pytest.raises(shmring.ColumnError, match=r"another dtype.*datetime64"):
+        PLAIN.push(producer, 1, np.zeros(1, "M8[s]"))
+
+
 def test_a_frame_that_no_ring_can_hold_is_told_its_length(ends):
     """Five GiB in one column, which nobody looks at: there is no such memory."""
     producer, _ = ends
