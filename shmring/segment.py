@@ -19,7 +19,7 @@ import stat
 import time
 import weakref
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, SupportsIndex
 
 import numpy as np
 import posix_ipc
@@ -100,6 +100,10 @@ class Handle:
         self.name = name
         self.taken: set[Role] = set()
         _held.add(self)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        """Refuse to be copied or pickled: what a copy closes would be our descriptor, with our locks."""
+        raise TypeError(f"what holds a segment cannot be copied: name={self.name}")
 
     def take(self, role: Role) -> bool:
         """Take a role's lock; False if somebody has it."""

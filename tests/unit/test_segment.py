@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import gc
 import math
 import os
+import pickle
 import re
 import stat
 import subprocess
@@ -751,3 +753,16 @@ def test_a_failed_mapping_leaves_the_name_to_its_owner(ring_name, monkeypatch):
         assert open_descriptors() == before
         with shmring.Producer.attach(ring_name) as producer:
             assert producer.try_push(b"fine")
+
+
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, pickle.dumps, lambda ring: copy.copy(ring._mapping.handle)]
+)
+def test_a_refused_copy_leaves_the_ring_to_its_owner(duplicate, ring_name):
+    """A settings object that holds a ring is copied now and then: the name must not be free after it."""
+    with shmring.create(ring_name, 4096) as ring:
+        with pytest.raises(TypeError, match="copied"):
+            duplicate(ring)
+        gc.collect()
+        with pytest.raises(shmring.SegmentExistsError):
+            shmring.create(ring_name, 4096)
