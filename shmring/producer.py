@@ -46,8 +46,8 @@ class Claim:
     def __init__(self, producer: Producer, payload: memoryview) -> None:
         self._producer = producer
         self._number = producer._claims
-        #: Writable bytes in place, as many as were claimed. Released by commit and abort: what is
-        #: written later would change a record that the consumer may be reading.
+        #: Writable bytes in place, as many as were claimed. Released by commit, abort and the producer's
+        #: discard: what is written later would change a record that the consumer may be reading.
         self.payload = payload
         self._claimed = len(payload)
         self._is_open = True
@@ -284,11 +284,19 @@ class Producer(ProducerCore):
         What was appended and not published is given back, and the payload of an open claim released:
         the bytes are the next producer's.
         """
+        self._release_payload()
+        self._close()
+        self._attachment.close()
+
+    def discard(self) -> None:
+        """Give back what was appended or claimed and not published; releases the payload of an open claim."""
+        super().discard()
+        self._release_payload()
+
+    def _release_payload(self) -> None:
         if self._claims:
             with contextlib.suppress(BufferError):  # an array over it still lives: its maker knows
                 self._payload.release()
-        self._close()
-        self._attachment.close()
 
     def __enter__(self) -> Self:
         return self

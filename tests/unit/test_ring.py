@@ -362,6 +362,17 @@ def test_closing_takes_the_payload_of_an_open_claim_away(ring_name):
             assert consumer.pop(5) == b"AAAAAAAA"
 
 
+def test_discarding_takes_the_payload_of_an_open_claim_away(ring_name):
+    """Its bytes are the next record's, and the consumer may be reading them."""
+    with shmring.create(ring_name, 4096) as ring, ring.producer() as producer, ring.consumer() as consumer:
+        claim = producer.claim(8)
+        producer.discard()
+        producer.push(b"AAAAAAAA")
+        with pytest.raises(ValueError, match="released"):
+            claim.payload[:] = b"ZZZZZZZZ"
+        assert consumer.pop(5) == b"AAAAAAAA"
+
+
 def test_a_ring_is_attached_by_name_and_gives_both_ends(ring_name):
     """Whoever knows the name only would have to know which end to ask for first."""
     with shmring.create(ring_name, CAPACITY), shmring.attach(ring_name) as attached:
