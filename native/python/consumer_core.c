@@ -353,6 +353,7 @@ static PyObject *consumer_close(ConsumerCore *self, PyObject *Py_UNUSED(ignored)
 
 static PyObject *consumer_disable(ConsumerCore *self, PyObject *Py_UNUSED(ignored)) {
     self->end.usable = 0;
+    self->is_copying = 0; /* the thread that did is the parent's */
     self->end.releases += 1;
     Py_RETURN_NONE;
 }

@@ -317,6 +317,7 @@ static PyObject *producer_close(ProducerCore *self, PyObject *Py_UNUSED(ignored)
 
 static PyObject *producer_disable(ProducerCore *self, PyObject *Py_UNUSED(ignored)) {
     self->end.usable = 0;
+    self->is_copying = 0; /* the thread that did is the parent's */
     Py_RETURN_NONE;
 }
 

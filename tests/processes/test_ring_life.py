@@ -485,6 +485,33 @@ def test_a_forked_child_cannot_use_its_parents_ends_and_its_exit_changes_nothing
     assert start(code).ends() == (0, "", "")
 
 
+def test_a_child_forked_during_a_long_copy_is_told_that_the_end_is_not_its_own(start, ring_name):
+    """Not that another thread copies: the child has no such thread, and would wait for it for ever."""
+    code = f"""
+        import threading
+        r = shmring.create({ring_name!r}, 1 << 26); p = r.producer(); c = r.consumer()
+        payload = bytes(40 << 20)
+        def copy():
+            while not done:
+                p.try_push(payload); c.try_pop()
+        done = []; thread = threading.Thread(target=copy, daemon=True); thread.start()
+        for _ in range(20):
+            pid = os.fork()
+            if pid == 0:
+                p.discard()
+                for use in (p._abort, c.try_pop, c.release, lambda: c.drain(1)):
+                    try: use()
+                    except shmring.RingClosedError: pass
+                    else: os._exit(3)
+                os._exit(0)
+            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            assert status == 0, status
+        done.append(1); thread.join()
+        p.close(); c.close(); r.close()
+    """
+    assert start(code).ends() == (0, "", "")
+
+
 def test_a_parents_death_is_seen_although_its_forked_child_lives(start, ring):
     """A worker pool forked from the server must not keep the dead server's roles alive."""
     child = start(
