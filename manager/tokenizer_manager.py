@@ -43,7 +43,7 @@ from manager.questions import Questions
 from manager.request import GenerateRequest, SingleRequest, check_flag, fan_out
 from manager.stream import RequestStream
 from manager.supervisor import Supervisor, part_commands
-from manager.watch import SCHEDULER, PartHealth, PartWatch, worker_label
+from manager.watch import SCHEDULER, PartHealth, PartState, PartWatch, worker_label
 from shmring import AsyncWaiter
 
 if TYPE_CHECKING:
@@ -153,8 +153,8 @@ class TokenizerManager:
         is closed meanwhile.
         """
         seconds = shmring.check_timeout(timeout_s)
-        deadline = None if seconds is None else self._loop.time() + seconds
         self._check_running()
+        deadline = None if seconds is None else self._loop.time() + seconds
         while self.missing_parts():
             self._look_at_parts()
             for label in self.missing_parts():
@@ -173,8 +173,11 @@ class TokenizerManager:
                 raise ConfigError(f"{label} cannot start: exit_code={code}", setting=label)
 
     def missing_parts(self) -> list[str]:
-        """The parts that are not there: "scheduler", "worker 0", ..."""
-        return self._parts.missing()
+        """The parts that are not there: "scheduler", "worker 0", ... Of a manager that does not run, all."""
+        return self._parts.missing() if self._state == "running" else self._labels()
+
+    def _labels(self) -> list[str]:
+        return [SCHEDULER, *map(worker_label, range(self._settings.workers))]
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
         """Serve a request: its output as it comes (stream) or each prompt's whole output at its end.
@@ -248,8 +251,12 @@ class TokenizerManager:
         """Each part at the last look, by its label; nothing is asked of anybody, so it costs nothing.
 
         Told from the roles that the kernel holds and from counters in the rings: a scheduler that is
-        busy or has nothing to do is healthy, one that hangs or is stopped is not.
+        busy or has nothing to do is healthy, one that hangs or is stopped is not. Before the start and
+        after the end none is.
         """
+        if self._state != "running":
+            state = PartState.WAITING if self._state == "new" else PartState.LOST
+            return dict.fromkeys(self._labels(), PartHealth(state, pulse_age_s=None, is_healthy=False))
         health = self._parts.health()
         for shard in self._broken_shards:
             label = worker_label(shard)

@@ -768,6 +768,30 @@ def test_without_parts_a_request_is_unavailable(ring_name: str) -> None:
     run(work())
 
 
+def test_before_the_start_and_after_the_end_no_part_is_there(ring_name: str) -> None:
+    """A server is asked for its health while it starts, and while it ends."""
+
+    def is_told_so(manager: TokenizerManager) -> bool:
+        parts = ["scheduler", "worker 0", "worker 1"]
+        health = manager.health()
+        return manager.missing_parts() == list(health) == parts and not any(
+            part.is_healthy or part.pulse_age_s is not None for part in health.values()
+        )
+
+    async def work() -> None:
+        manager = TokenizerManager(Settings(name=ring_name, tokenizer=TOKENIZER, workers=2), engine="echo")
+        assert is_told_so(manager)
+        with pytest.raises(UnavailableError, match="state=new"):
+            await manager.wait_until_ready(0)
+        async with manager:
+            await manager.wait_until_ready()
+            assert manager.missing_parts() == []
+            assert all(part.is_healthy for part in manager.health().values())
+        assert is_told_so(manager)
+
+    run(work())
+
+
 def test_a_batch_of_four_thousand_costs_what_its_requests_cost(ring_name: str) -> None:
     """A wait over all of a batch for each of its pieces is quadratic: minutes for the largest."""
 
