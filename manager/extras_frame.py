@@ -15,7 +15,7 @@ import numpy as np
 from manager import messages
 from manager.columns import column
 from manager.errors import CodecError
-from manager.extras import FIELDS, RAGGED_FAMILIES, Extras, Logprobs
+from manager.extras import FIELDS, RAGGED_FAMILIES, BatchExtras, Extras, LogprobColumn, Logprobs
 from manager.frame_cut import select_rows
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from manager.extras import BatchExtras, Logprob, LogprobColumn
+    from manager.extras import Logprob
     from shmring import ColumnData, Frame
 
     Columns = tuple[ColumnData, ...]
@@ -34,11 +34,15 @@ _HIDDEN: Final = "hidden"
 
 
 def encode(request_ids: NDArray[np.uint64], extras: BatchExtras) -> Columns | None:
-    """The columns of those requests that have any; None: nobody has. Raises ValueError."""
+    """The columns of those requests that have any; None: nobody has. Raises ValueError, TypeError."""
+    if not isinstance(extras, BatchExtras):
+        raise TypeError(f"extras are no BatchExtras: type={type(extras).__name__}")
     named: dict[str, NDArray[Any]] = {}
     for family, field in FIELDS.items():
         given: LogprobColumn | None = getattr(extras, field)
         if given is not None:
+            if not isinstance(given, LogprobColumn):
+                raise TypeError(f"extras are no LogprobColumn: family={field}, type={type(given).__name__}")
             named |= _family(family, field, given, request_ids)
     if extras.hidden_states is not None:
         named |= _hidden(extras.hidden_states, request_ids)

@@ -62,6 +62,8 @@ class Finished(NamedTuple):
 
 def _checked(end: Finished | tuple[int, int] | tuple[int, int, int]) -> Finished:
     """Refuse what cannot be here: further on it would cost the request. Numbers may be numpy's."""
+    if not isinstance(end, tuple):
+        raise TypeError(f"finished is a sequence of Finished: entry={end!r}, type={type(end).__name__}")
     row, code, value, details = end if isinstance(end, Finished) else Finished(*end)
     if code not in FINISH_CODES or code == FinishCode.NONE:
         raise ValueError(f"finish code is none of FinishCode: row={row}, code={code}")

@@ -326,6 +326,19 @@ def test_an_end_that_cannot_be_is_told_by_its_field_and_nothing_is_sent(site, en
     assert site.read(0) == []
 
 
+def test_what_takes_another_shape_than_asked_for_is_told_by_its_type(site, batch):
+    """Unpacked or asked for its fields it would be an error of the batch's own insides."""
+    tokens, ids = [5] * len(batch), batch.request_ids.tolist()
+    with pytest.raises(TypeError, match="finished is a sequence of Finished: entry=0, type=int"):
+        batch.step(tokens, Finished(0, FinishCode.STOP))
+    with pytest.raises(TypeError, match="no BatchExtras: type=dict"):
+        batch.step(tokens, extras={"output": None})
+    with pytest.raises(TypeError, match="no LogprobColumn: family=output_top, type=list"):
+        batch.step(tokens, extras=BatchExtras(output_top=[[-0.5]]))
+    assert batch.request_ids.tolist() == ids
+    assert site.read(0) == []
+
+
 def test_numbers_of_numpy_are_numbers_of_an_end(site):
     """Rows come out of np.flatnonzero, and tokens out of a column."""
     batch = site.port.running_batch()
