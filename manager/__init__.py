@@ -23,7 +23,7 @@ from manager.errors import (
     ValidationError,
 )
 from manager.extras import OPTIONS_DTYPE, BatchExtras, LogprobColumn, Logprobs
-from manager.finish import FinishCode, FinishReason
+from manager.finish import FinishCode, FinishKind, FinishReason
 from manager.request import GenerateRequest
 from manager.running_batch import Finished, RowOrder, RunningBatch
 from manager.sampling import SAMPLING_DTYPE, SamplingParams, decode_extras
@@ -32,8 +32,14 @@ from manager.scheduler_port import Arrivals, Control, SchedulerPort
 if TYPE_CHECKING:
     from manager.output import GenerateOutput
     from manager.tokenizer_manager import TokenizerManager
+    from manager.watch import PartHealth, PartState
 
-_LATER = {"GenerateOutput": "manager.output", "TokenizerManager": "manager.tokenizer_manager"}
+_LATER = {
+    "GenerateOutput": "manager.output",
+    "PartHealth": "manager.watch",
+    "PartState": "manager.watch",
+    "TokenizerManager": "manager.tokenizer_manager",
+}
 
 
 def __getattr__(name: str) -> object:
@@ -53,6 +59,7 @@ __all__ = [
     "DeploymentEndedError",
     "DisconnectedError",
     "FinishCode",
+    "FinishKind",
     "FinishReason",
     "Finished",
     "GenerateOutput",
@@ -61,7 +68,9 @@ __all__ = [
     "LogprobColumn",
     "Logprobs",
     "ManagerError",
+    "PartHealth",
     "PartLostError",
+    "PartState",
     "QueueFullError",
     "RowOrder",
     "RunningBatch",

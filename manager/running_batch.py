@@ -146,7 +146,7 @@ class RunningBatch:
     def step(
         self,
         token_ids: npt.ArrayLike,
-        finished: Sequence[Finished] = (),
+        finished: Sequence[Finished | tuple[int, int] | tuple[int, int, int]] = (),
         *,
         token_counts: npt.ArrayLike | None = None,
         extras: BatchExtras | None = None,

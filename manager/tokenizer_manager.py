@@ -97,8 +97,9 @@ class TokenizerManager:
         self._state = "new"
 
     async def start(self) -> None:
-        """Make the deployment and start its parts. Raises before anything is left behind."""
-        assert self._state == "new", f"a manager is started once: state={self._state}"
+        """Make the deployment and start its parts, once. Raises before anything is left behind."""
+        if self._state != "new":
+            raise RuntimeError(f"a manager is started once: state={self._state}")
         settings = self._settings
         self._loop = asyncio.get_running_loop()
         facts = await self._intake.load()

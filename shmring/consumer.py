@@ -19,7 +19,7 @@ from shmring.errors import EndOfRing
 from shmring.layout import Role
 from shmring.segment import attach_mapping
 from shmring.statistics import RingStatistics, statistics_of
-from shmring.waiter import Deadline, WaitPolicy
+from shmring.waiter import Deadline, WaitPolicy, check_policy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -68,6 +68,7 @@ class Consumer(ConsumerCore):
         poison = poison or os.environ.get("SHMRING_POISON", "0") not in ("", "0")
 
         def open_core(m: Mapping) -> None:
+            check_policy(policy)
             consumer._open(
                 m.header_address,
                 m.capacity,

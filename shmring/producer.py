@@ -18,7 +18,7 @@ from shmring.errors import ClaimError, RecordTooLargeError, RingClosedError
 from shmring.layout import Role
 from shmring.segment import attach_mapping, check_timeout
 from shmring.statistics import RingStatistics, statistics_of
-from shmring.waiter import CHECK_INTERVAL_S, Deadline, WaitPolicy, WaitSet
+from shmring.waiter import CHECK_INTERVAL_S, Deadline, WaitPolicy, WaitSet, check_policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -145,6 +145,7 @@ class Producer(ProducerCore):
         producer = cls.__new__(cls)
 
         def open_core(m: Mapping) -> None:
+            check_policy(policy)
             producer._open(
                 m.header_address, m.capacity, m.handle.fd, os.getpid(), takeover, policy.value, m.buffer
             )

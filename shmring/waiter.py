@@ -42,6 +42,12 @@ class WaitPolicy(enum.Enum):
     THRIFTY = 0
 
 
+def check_policy(policy: object) -> None:
+    """Raise TypeError for what is no WaitPolicy."""
+    if not isinstance(policy, WaitPolicy):
+        raise TypeError(f"policy is none: type={type(policy).__name__}")
+
+
 class Bell:
     """Lets another thread of this process end a wait."""
 
@@ -227,8 +233,7 @@ def wait_any(
     peer's end or, within a second, its death ends the wait too: the next try says so. Not for an
     end that was attached with `takeover`.
     """
-    if not isinstance(policy, WaitPolicy):
-        raise TypeError(f"policy is none: type={type(policy).__name__}")
+    check_policy(policy)
     deadline = Deadline(timeout_s)
     spin_ns = policy.value
     with WaitSet(consumers, producers, bell) as waitset:

@@ -433,3 +433,11 @@ def test_an_interrupted_look_for_room_leaves_no_claim_open(ring_name):
                 sys.setprofile(None)
             break
         assert moment > 5
+
+
+@pytest.mark.parametrize("end", ["producer", "consumer"])
+def test_a_policy_that_is_none_is_named_and_the_end_stays_free(ring_name, end):
+    with shmring.create(ring_name, 4096) as ring:
+        with pytest.raises(TypeError, match="policy is none: type=int"):
+            getattr(ring, end)(policy=3)
+        getattr(ring, end)().close()

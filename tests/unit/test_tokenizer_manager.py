@@ -862,3 +862,15 @@ def test_a_task_of_the_manager_that_fails_leaves_nobody_waiting(
 
     run(work())
     assert "of this test" in caplog.text
+
+
+def test_a_manager_is_started_once(ring_name: str) -> None:
+    async def work() -> None:
+        async with World(ring_name) as world:
+            with pytest.raises(RuntimeError, match="started once: state=running"):
+                await world.manager.start()
+            manager = world.manager
+        with pytest.raises(RuntimeError, match="started once: state="):
+            await manager.start()
+
+    run(work())
