@@ -28,7 +28,7 @@ def pack_attachments(value: object) -> bytes:
     Whatever is let in here `decode_attachments` can read.
     """
     if not isinstance(value, Mapping):
-        raise wrong_type("attachments", value, "object")
+        raise wrong_type("attachments", value, "mapping")
     for name in value:
         if not isinstance(name, str):
             raise ValidationError(

@@ -131,7 +131,9 @@ class Settings:
 
     def _check_types(self) -> None:
         if self.tokenizer is not None and not isinstance(self.tokenizer, Path):
-            raise ConfigError(f"tokenizer must be a path: value={self.tokenizer!r}", setting="tokenizer")
+            raise ConfigError(
+                f"tokenizer must be a pathlib.Path: value={self.tokenizer!r}", setting="tokenizer"
+            )
         for setting in (
             "has_tokenizer",
             "allow_auto_truncate",

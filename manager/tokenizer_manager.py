@@ -188,6 +188,8 @@ class TokenizerManager:
         Leaving the iteration early aborts what is still running.
         """
         self._check_running()
+        if not isinstance(request, GenerateRequest):
+            raise TypeError(f"generate takes a GenerateRequest: type={type(request).__name__}")
         settings = self._settings
         streams = self._open(
             fan_out(request, preferred=settings.preferred_sampling, accumulated=settings.accumulated_output)

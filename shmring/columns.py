@@ -55,6 +55,15 @@ class Column:
     """May be absent from a frame."""
 
 
+def _check_column(schema: str, column: object) -> None:
+    if not isinstance(column, Column):
+        raise TypeError(f"columns are of type Column: schema={schema}, type={type(column).__name__}")
+    if column.dtype is None:  # numpy would make a float of it
+        raise ValueError(f"column has no dtype: schema={schema}, column={column.name}")
+    if column.shape not in tuple(Shape):
+        raise ValueError(f"shape is none: schema={schema}, column={column.name}, shape={column.shape!r}")
+
+
 class Schema(FrameLayout):
     """The columns of one kind of frame.
 
@@ -68,6 +77,8 @@ class Schema(FrameLayout):
         self.name = name
         self.record_type = record_type
         self.columns = tuple(columns)
+        for column in self.columns:
+            _check_column(name, column)
         self.names = tuple(c.name for c in columns)
         if len(set(self.names)) != len(self.names):
             raise ValueError(f"column names repeat: schema={name}, columns={self.names}")
@@ -107,6 +118,11 @@ class Schema(FrameLayout):
             if column.counts not in self.names[:index]:
                 raise ValueError(f"counts come before their column: schema={self.name}, column={column.name}")
             counts_index = self.names.index(column.counts)
+            if self.dtypes[counts_index] != np.uint32 or self.columns[counts_index].shape == Shape.FREE:
+                raise ValueError(
+                    f"counts are uint32, flat or ragged: schema={self.name}, column={column.name}, "
+                    f"counts={column.counts}, dtype={self.dtypes[counts_index]}"
+                )
         return (column.name, kind, dtype.itemsize, int(column.shape), counts_index, column.is_optional)
 
     def payload_length(self, *columns: ColumnData) -> int:

@@ -377,24 +377,32 @@ def test_structures_are_told_apart_by_their_fields(ends):
         ([Column("a", "u4"), Column("a", "u4")], "repeat"),
         ([Column("v", "i4", Shape.RAGGED, "n"), Column("n", "u4")], "counts come before"),
         ([Column("v", "i4", Shape.RAGGED)], "counts come before"),
-        ([Column("n", "i4"), Column("v", "i4", Shape.RAGGED, "n")], "cannot be laid out"),
-        ([Column("n", "u8"), Column("v", "i4", Shape.RAGGED, "n")], "cannot be laid out"),
-        ([Column("n", "u4", Shape.FREE), Column("v", "i4", Shape.RAGGED, "n")], "cannot be laid out"),
+        ([Column("n", "i4"), Column("v", "i4", Shape.RAGGED, "n")], "counts are uint32"),
+        ([Column("n", "u8"), Column("v", "i4", Shape.RAGGED, "n")], "counts are uint32"),
+        ([Column("n", "u4", Shape.FREE), Column("v", "i4", Shape.RAGGED, "n")], "counts are uint32"),
         (
             [
                 Column("n", "u4"),
                 Column("m", "i4", Shape.RAGGED, "n"),
                 Column("v", "i4", Shape.RAGGED, "m"),
             ],
-            "cannot be laid out",
+            "counts are uint32",
         ),
         ([Column(f"c{i}", "u4") for i in range(65)], "too many columns"),
+        ([Column("a", None)], "no dtype: schema=s, column=a"),
+        ([Column("a", "u1", "ragged")], "shape is none: schema=s, column=a, shape='ragged'"),
+        ([Column("a", "u1", 3)], "shape is none"),
     ],
 )
 def test_a_schema_that_cannot_work_is_refused_when_it_is_made(columns, text):
     """At import, where its author sees it."""
     with pytest.raises(ValueError, match=text):
         Schema("s", 1, columns)
+
+
+def test_columns_are_columns():
+    with pytest.raises(TypeError, match="columns are of type Column: schema=s, type=tuple"):
+        Schema("s", 1, [("a", "u1")])
 
 
 NESTED = Schema(

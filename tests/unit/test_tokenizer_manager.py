@@ -874,3 +874,12 @@ def test_a_manager_is_started_once(ring_name: str) -> None:
             await manager.start()
 
     run(work())
+
+
+def test_what_is_no_request_is_named(ring_name: str) -> None:
+    async def work() -> None:
+        async with World(ring_name) as world:
+            with pytest.raises(TypeError, match="generate takes a GenerateRequest: type=dict"):
+                await anext(world.manager.generate({"text": "a"}))
+
+    run(work())
