@@ -10,19 +10,25 @@
 
 #include "shmring/layout.h"
 
-#define MAPPINGS_MAX 1024 /* a search through all of them happens once, when the worst has happened */
+/* Segments of a process: Linux allows 65,530 mappings unless told otherwise, and most take two. The table's
+ * pages cost nothing until they are used. */
+#define MAPPINGS_MAX 65536
 
 static struct mapping {
     _Atomic uintptr_t start; /* 0: free. 1: being filled in */
     _Atomic size_t length;
     _Atomic int writable;
 } mappings[MAPPINGS_MAX];
+/* Places that ever held one. All lie in front, so nobody looks through more. */
+static _Atomic int used_count;
 
 static struct sigaction previous;
 
 /* 1 if the address was in a mapping of ours, which is all zeros now. Only what a handler may call. */
 static int replace(uintptr_t address) {
-    for (int i = 0; i < MAPPINGS_MAX; i++) {
+    /* acquire, pairs with shr_guard_add: a place that is handed out is counted first */
+    int used = atomic_load_explicit(&used_count, memory_order_acquire);
+    for (int i = 0; i < used; i++) {
         struct mapping *m = &mappings[i];
         /* acquire, pairs with shr_guard_add: the facts are there */
         uintptr_t start = atomic_load_explicit(&m->start, memory_order_acquire);
@@ -79,6 +85,10 @@ void shr_guard_add(void *base, size_t length, int writable) {
         uintptr_t free_slot = 0;
         if (atomic_compare_exchange_strong_explicit(&m->start, &free_slot, 1, memory_order_acquire,
                                                     memory_order_relaxed)) {
+            int used = atomic_load_explicit(&used_count, memory_order_relaxed);
+            while (used <= i && !atomic_compare_exchange_weak_explicit(
+                                    &used_count, &used, i + 1, memory_order_release, memory_order_relaxed)) {
+            }
             atomic_store_explicit(&m->length, length, memory_order_relaxed);
             atomic_store_explicit(&m->writable, writable, memory_order_relaxed);
             /* release, pairs with replace() */
@@ -89,7 +99,8 @@ void shr_guard_add(void *base, size_t length, int writable) {
 }
 
 void shr_guard_remove(const void *base) {
-    for (int i = 0; i < MAPPINGS_MAX; i++) {
+    int used = atomic_load_explicit(&used_count, memory_order_acquire);
+    for (int i = 0; i < used; i++) {
         if (atomic_load_explicit(&mappings[i].start, memory_order_relaxed) == (uintptr_t)base) {
             atomic_store_explicit(&mappings[i].start, 0, memory_order_release);
             return;

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,3 +53,29 @@ def test_a_producer_is_told_when_the_ring_is_full_at_the_latest(ring_name: str, 
             while pushed <= CAPACITY // len(PAYLOAD):
                 assert producer.push(PAYLOAD, 20), "waited in vain"
                 pushed += 1
+
+
+@pytest.mark.skipif(
+    resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 2000, reason="each segment takes a file descriptor"
+)
+def test_a_process_with_more_than_a_thousand_segments_is_told_of_each(ring_name: str):
+    """The last of them is as well guarded as the first; a manager of 64 workers has some hundreds."""
+    owner = f"""
+import os, resource, shmring
+resource.setrlimit(resource.RLIMIT_NOFILE, (2000, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+rings = [shmring.create(f"{ring_name}-{{i}}", 4096) for i in range(600)]
+producers = [ring.producer() for ring in rings]
+for producer in (producers[0], producers[-1]):
+    os.truncate("/dev/shm/shmring." + producer.name, 0)
+    try:
+        for _ in range(100):
+            producer.push(bytes(100), 5)
+    except shmring.CorruptRingError:
+        print("told", flush=True)
+for end in (*producers, *rings):
+    end.close()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", owner], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "told\ntold\n"), done.stderr

@@ -9,6 +9,7 @@ found:
 from __future__ import annotations
 
 import dataclasses
+import gc
 import itertools
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ from manager.tokenizer_manager import TokenizerManager
 from manager.watch import PartWatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 STEPS = 240
 #: Of those of an ordinary run, the first.
@@ -234,6 +235,13 @@ FAULTS: dict[str, Callable[[], dict[tuple[Any, str], Any]]] = {
     "a full egress ring loses steps": lambda: {(SchedulerPort, "_push_frame"): push_or_drop},
     "a death is not noticed": lambda: sometimes(PartWatch, "look", 1, lambda *_: []),
 }
+
+
+@pytest.fixture(autouse=True)
+def _forget_worlds() -> Iterator[None]:
+    """A world that failed is held by its error until it is collected, with its rings and descriptors."""
+    yield
+    gc.collect()
 
 
 def first_failure(name: str) -> str | None:
