@@ -14,6 +14,7 @@ Ours is measured twice: `core`, the decoder alone, from ids into the reply ring,
 committed by the calls of C that a Claim wraps; and `step`, all that a worker does, from a frame
 in its egress ring to a frame in its reply ring.
 """
+# It measures what lies behind the public calls, on texts in many scripts.
 # ruff: noqa: SLF001, RUF001
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ _INT64_MAX: Final = 2**63 - 1
 def integer(name: str, value: object) -> int:
     """Return an int, or what can be one without a change, numpy's included, as an int. Raises TypeError."""
     try:
-        return operator.index(value)  # type: ignore[arg-type]
+        return operator.index(value)  # type: ignore[arg-type]  # whether it is one is asked here
     except TypeError:
         raise TypeError(f"{name} is an integer: {name}={value!r}, type={type(value).__name__}") from None
 

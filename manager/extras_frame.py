@@ -193,6 +193,7 @@ def answered(
     _check_families(frame)
     request_ids = frame["request_ids"].tolist()
     kept = np.fromiter(map(is_known, request_ids), bool, len(request_ids))
+    # a frame is no dict
     columns = tuple(frame[name] if name in frame else None for name in messages.EXTRAS.names)  # noqa: SIM401
     # copied here, for the answer may wait longer than the ring keeps the record
     named: dict[str, Any] = dict(

@@ -175,7 +175,7 @@ class RunningBatch:
         gone = _rows_of(ends, len(self)) if ends else None
         if ahead or any(end.details for end in ends):
             # rare, and what has no fixed size
-            self._check_step(token_ids, counts, ends)
+            self._check_lengths(token_ids, counts)
             left = list(range(self._shards))
         else:
             left = self._step(token_ids, counts, ends)
@@ -184,16 +184,11 @@ class RunningBatch:
         if gone is not None:
             self._core.remove_rows(gone)
 
-    def _check_step(
-        self, token_ids: npt.ArrayLike, counts: NDArray[np.uint32] | None, ends: list[Finished]
-    ) -> None:
+    def _check_lengths(self, token_ids: npt.ArrayLike, counts: NDArray[np.uint32] | None) -> None:
         given, running = len(_token_column(token_ids)), len(self)
         wanted = running if counts is None else int(counts.sum(dtype=np.int64))
         if (counts is not None and len(counts) != running) or given != wanted:
             raise ValueError(f"token_ids do not fit the batch: token_ids={given}, wanted={wanted}")
-        for end in ends:
-            if not 0 <= end.row < running or not 1 <= end.code <= 255:
-                raise ValueError(f"finished names no row and code: row={end.row}, running={running}")
 
     def _columns(
         self, token_ids: npt.ArrayLike, counts: NDArray[np.uint32] | None, ends: list[Finished]
